@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from retcon.evaluate.statistics import Interval
-from retcon.report.plots import looks
+from retcon.report.plots import line_styles
 
 COLUMNS = 3
 
@@ -26,7 +26,7 @@ def draw_forest(panels: Mapping[str, Mapping[str, Interval]], title: str, file: 
         for axes, (name, panel) in zip(grid.flat, panels.items(), strict=False):
             axes.set_title(name, fontsize=10)
             axes.axvline(0, color="#888888", linewidth=1)
-            for arm, look in looks(arms).items():
+            for arm, look in line_styles(arms).items():
                 if (one := panel.get(arm)) is None:
                     continue
                 place = len(arms) - 1 - arms.index(arm)

@@ -28,7 +28,7 @@ from typing import Any
 
 from retcon.cli.arguments import READS, overrides_of
 from retcon.evaluate.statistics import Interval
-from retcon.report.comparison import HELD_OUT, figures, read_compared
+from retcon.report.comparison import HELD_OUT, figures, read_arm_run
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
@@ -175,7 +175,7 @@ def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
     """The cell as it goes to grid.json. ours_less: each other arm to how much more ours has of a figure, paired by seed
     and, where it is a figure of problems, by problem."""
     ours = OURS.rpartition("/")[2]
-    runs = {arm: [read_compared(folder, arm, seed) for seed in arms[arm]["seeds"]] for arm in (ours, *arms)}
+    runs = {arm: [read_arm_run(folder, arm, seed) for seed in arms[arm]["seeds"]] for arm in (ours, *arms)}
     more: dict[str, dict[str, Any]] = {arm: {} for arm in runs if arm != ours}
     for figure in figures(runs):  # in which ours comes first, so that differences are from it
         for arm, less in figure.differences.items():

@@ -18,10 +18,10 @@ from retcon.evaluate.statistics import Interval, Paired, exactly
 from retcon.report.comparison import (
     HELD_OUT,
     PLAIN,
-    Compared,
-    ComparedRun,
+    ArmComparison,
+    ArmRun,
     Figure,
-    Over,
+    ProblemCount,
     area,
     by_seed,
     caveat,
@@ -30,7 +30,7 @@ from retcon.report.comparison import (
     figures,
     signed,
     steps_to,
-    write_compared,
+    write_comparison,
 )
 from retcon.report.runs import Run
 from retcon.report.sheet import Sheet
@@ -60,11 +60,9 @@ def line(step: int, rate: float | None, **more: float) -> Metrics:
             "cpu_s": 2.0 * step, "wall_s": 3.0 * step, **more}  # fmt: skip
 
 
-def run(
-    seed: int, result: Result, rates: tuple[float | None, ...] = (0.2, None, 0.4, 0.6), **more: float
-) -> ComparedRun:
+def run(seed: int, result: Result, rates: tuple[float | None, ...] = (0.2, None, 0.4, 0.6), **more: float) -> ArmRun:
     one = Run(Path(f"/runs/{seed}"), seed, [line(n, rate, **more) for n, rate in enumerate(rates, 1)], result)
-    return ComparedRun(one, {PLAIN: result})
+    return ArmRun(one, {PLAIN: result})
 
 
 def by_name(rows: list[Figure]) -> dict[str, Figure]:
@@ -73,7 +71,7 @@ def by_name(rows: list[Figure]) -> dict[str, Figure]:
 
 
 @pytest.fixture
-def arms() -> dict[str, list[ComparedRun]]:
+def arms() -> dict[str, list[ArmRun]]:
     """Two seeds: the second arm solves an eighth more of each problem in both, and its first tries fail less."""
     easy, hard = {"a": 0.5, "b": 0.25}, {"a": 0.625, "b": 0.375}
     return {
@@ -82,7 +80,7 @@ def arms() -> dict[str, list[ComparedRun]]:
     }
 
 
-def test_figures_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
+def test_figures_by_hand(arms: dict[str, list[ArmRun]]) -> None:
     rows = by_name(figures(arms))
     first = rows["pass1_t1"]
     assert first.arms["base"] is not None
@@ -102,7 +100,7 @@ def test_figures_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
     assert rows["reached_first"].arms == {"base": exactly(2.0), "ours": exactly(2.0)}
 
 
-def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict[str, list[ComparedRun]]) -> None:
+def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict[str, list[ArmRun]]) -> None:
     easy = measured({"a": 0.5, "b": 0.25})
     arms["ours"] = [run(seed, easy, (0.3, 0.6, 0.5, 0.7), sampled_tokens=50.0) for seed in (1, 2)]
     row = by_name(figures(arms))["pass1_equal_tokens"]
@@ -114,7 +112,7 @@ def test_at_equal_tokens_arms_are_compared_where_the_thriftiest_ended(arms: dict
     assert not row.differences
 
 
-def test_what_a_seed_lacks_is_no_estimate_of_fewer_seeds(arms: dict[str, list[ComparedRun]]) -> None:
+def test_what_a_seed_lacks_is_no_estimate_of_fewer_seeds(arms: dict[str, list[ArmRun]]) -> None:
     row = by_seed("training", "x", "x", 0, 0, {"base": [1.0, 2.0], "ours": [1.0, None]})
     assert (row.arms["ours"], row.differences) == (None, {})
     arms["ours"][1] = run(2, measured({"a": 0.5}), (0.1, 0.1, 0.1, 0.1))
@@ -123,7 +121,7 @@ def test_what_a_seed_lacks_is_no_estimate_of_fewer_seeds(arms: dict[str, list[Co
     assert rows["reached_first"].arms["ours"] == exactly(1.0)
 
 
-def test_limits_of_a_share_are_shares(arms: dict[str, list[ComparedRun]]) -> None:
+def test_limits_of_a_share_are_shares(arms: dict[str, list[ArmRun]]) -> None:
     easy = measured({"a": 0.5, "b": 0.25})
     arms["base"] = [run(seed, easy, (0.0, rate)) for seed, rate in ((1, 0.1), (2, 1.0))]
     arms["ours"] = [run(seed, easy, (rate, 1.0)) for seed, rate in ((1, 0.9), (2, 1.0))]
@@ -138,15 +136,15 @@ def test_limits_of_a_share_are_shares(arms: dict[str, list[ComparedRun]]) -> Non
     assert rows["cpu_s"].arms["ours"].mean == 4.0  # type: ignore[union-attr]  # which is no share
 
 
-def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[ComparedRun]]) -> None:
+def test_a_problem_that_a_run_lost_is_left_out_of_all(arms: dict[str, list[ArmRun]]) -> None:
     arms["ours"][1] = run(2, measured({"a": 0.5}))
     found = by_name(figures(arms))["pass1_t1"]
     assert found.arms["base"].mean == pytest.approx(0.5)  # type: ignore[union-attr]
     assert found.differences["ours"].by_seed == pytest.approx((0.125, 0.0))
-    assert found.problems == Over(1, 2)
+    assert found.problems == ProblemCount(1, 2)
 
 
-def test_what_training_cost_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
+def test_what_training_cost_by_hand(arms: dict[str, list[ArmRun]]) -> None:
     """An arm that oversamples trains on half of what it makes; its alarm begins twice."""
     easy = measured({"a": 0.5, "b": 0.25})
     arms["ours"] = [run(seed, easy, (0.1, 0.2, 0.3, 0.4, 0.5), rollouts=16.0) for seed in (1, 2)]
@@ -164,7 +162,7 @@ def test_what_training_cost_by_hand(arms: dict[str, list[ComparedRun]]) -> None:
     assert rows["alarms"].arms["base"] is None, "which was not watched"
 
 
-def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[ComparedRun]], tmp_path: Path) -> None:
+def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[ArmRun]], tmp_path: Path) -> None:
     """One run calls no tool: first tries of the others are no longer compared, which the table must not conceal."""
     pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
     for lost in (1, 2):
@@ -176,11 +174,11 @@ def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[Com
         setting = msgspec.structs.replace(result.settings["t1"], problems=problems)
         arms["ours"][1] = run(2, msgspec.structs.replace(result, settings={"t1": setting}))
         row = by_name(figures(arms))["first_try_failures_t1"]
-        assert row.problems == Over(2 - lost, 2)
+        assert row.problems == ProblemCount(2 - lost, 2)
         assert [one is None for one in row.arms.values()] == [lost == 2, lost == 2]
         assert bool(row.differences) == (lost == 1)
-        found = Compared("cell", arms, {"base": "a", "ours": "b"}, "equal rollouts", 0.0, 1.0)
-        values, _ = write_compared(found, tmp_path)
+        found = ArmComparison("cell", arms, {"base": "a", "ours": "b"}, "equal rollouts", 0.0, 1.0)
+        values, _ = write_comparison(found, tmp_path)
         (note,) = [note for note in values.notes if "have a value in every run" in note]
         assert note.endswith(f": first tries failed (purification off) {2 - lost} of 2.")
         told = json.loads((tmp_path / "compare.json").read_text())["problems"]
@@ -197,7 +195,7 @@ def test_curves_by_hand() -> None:
     assert area(replace(one, metrics=[]), HELD_OUT) is None
 
 
-def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ComparedRun]]) -> None:
+def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ArmRun]]) -> None:
     """An arm of fewer, larger steps has a single evaluation; its training's own rollouts pass far more."""
     easy = measured({"a": 0.5, "b": 0.25})
     arms["ours"] = [run(seed, easy, (None, None, None, 0.5), pass_rate=0.9) for seed in (1, 2)]
@@ -209,10 +207,10 @@ def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[
     assert rows["reached_first"].arms == {"base": exactly(2.0), "ours": None}
 
 
-def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ComparedRun]]) -> None:
+def test_files_of_a_comparison(tmp_path: Path, arms: dict[str, list[ArmRun]]) -> None:
     pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
-    found = Compared("cell", arms, {"base": "mini/a", "ours": "mini/b"}, "equal rollouts", 0.1, 60.0)
-    sheets = write_compared(found, tmp_path)
+    found = ArmComparison("cell", arms, {"base": "mini/a", "ours": "mini/b"}, "equal rollouts", 0.1, 60.0)
+    sheets = write_comparison(found, tmp_path)
     told = json.loads((tmp_path / "compare.json").read_text())
     (cell,) = told["cells"]
     assert cell["name"] == "cell"

@@ -21,7 +21,7 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
 from retcon.report.page import document
 from retcon.report.plots import Curve, draw, looks, shown
-from retcon.report.runs import named, some_trajectories, view
+from retcon.report.runs import some_trajectories, unique_names, view
 from retcon.runs.folder import manifest
 from retcon.store import jsonl
 
@@ -167,8 +167,8 @@ def test_what_is_no_run_is_reported_with_what_is_near(tmp_path: Path) -> None:
     (tmp_path / "begun/trajectories-t1.jsonl.partial").touch()
     with pytest.raises(CheckpointError, match="begun is an evaluation that has only begun"):
         view(tmp_path / "begun", "x")
-    with pytest.raises(CheckpointError, match="named twice"):
-        named([tmp_path, tmp_path])
+    with pytest.raises(CheckpointError, match="given twice"):
+        unique_names([tmp_path, tmp_path])
     (tmp_path / "quick/saar/metrics.jsonl").write_bytes(b'{"step": "\xe9"}\n{"step": 2}\n')
     with pytest.raises(RecordError, match=r"metrics\.jsonl, line 1: not a step's metrics: .*utf-8"):
         view(tmp_path / "quick/saar", "x")

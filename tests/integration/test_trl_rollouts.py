@@ -153,7 +153,7 @@ def test_a_share_of_the_rollouts_is_purified_as_in_training(
     [("rl.blame", "0.5"), ("rl.dpo_beta", "15"), ("rl.contrast", "0.5"), ("rl.shared_advantage", "mean")],
 )
 def test_a_loss_that_trl_does_not_have_is_refused(key: str, value: str) -> None:
-    with pytest.raises(RecipeError, match=f"{key} = .*TRL's loss knows nothing like it"):
+    with pytest.raises(RecipeError, match=f"{key} = .*TRL's loss has no such term"):
         Rollouts("quickstart/saar", [f"{key}={value}"])
 
 

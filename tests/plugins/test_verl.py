@@ -302,7 +302,7 @@ def test_the_shipped_configurations_are_verls_and_go_with_their_recipes(name: st
         config = hydra.compose(name, overrides=["actor_rollout_ref.model.path=somewhere"])
     OmegaConf.resolve(config)
     recipe = settings.recipe_of(config.retcon)
-    settings.refuse_unfit(config, recipe)
+    settings.check_compatible(config, recipe)
     validate_config(config, use_reference_policy=False, use_critic=False)
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     assert config.data.train_batch_size == recipe.rl.prompts
@@ -343,7 +343,7 @@ def test_what_is_launched_goes_with_its_recipe(name: str, about: dict[str, str],
         config = hydra.compose(said[5], overrides=said[6:])
         OmegaConf.resolve(config)
     recipe = settings.recipe_of(config.retcon)
-    settings.refuse_unfit(config, recipe)
+    settings.check_compatible(config, recipe)
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert (config.trainer.save_freq, config.trainer.total_training_steps) == (7, recipe.rl.steps)
     assert config.data.max_prompt_length + config.data.max_response_length == recipe.rollout.max_tokens

@@ -14,7 +14,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.plugins.verl.choosing import Step, pack, unpack
 from retcon.plugins.verl.router import RetconRouter
-from retcon.plugins.verl.settings import Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.settings import Lengths, check_compatible, recipe_of, sampling_of
 from retcon.plugins.verl.shared import size_sandbox
 from retcon.plugins.verl.tasks import Repeats
 from retcon.sandbox.pool import default_workers
@@ -70,20 +70,20 @@ def cleaner(*overrides: str) -> Recipe:
     ],
 )
 def test_what_cannot_go_together_is_refused_by_name(key: str, value: object, says: str) -> None:
-    refuse_unfit(configured(), cleaner())
+    check_compatible(configured(), cleaner())
     with pytest.raises(RecipeError, match=says):
-        refuse_unfit(configured(key, value), cleaner())
+        check_compatible(configured(key, value), cleaner())
 
 
 def test_probes_cannot_be_waited_for() -> None:
     with pytest.raises(RecipeError, match=r"repair\.probes = 2: verl rolls out"):
-        refuse_unfit(configured(), cleaner("repair.probes=2"))
+        check_compatible(configured(), cleaner("repair.probes=2"))
 
 
 def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> None:
-    refuse_unfit(configured("actor_rollout_ref.rollout.calculate_log_probs", True), cleaner("repair.kind=none"))
-    refuse_unfit(configured("algorithm.rollout_correction.bypass_mode", True), cleaner("repair.kind=none"))
-    refuse_unfit(configured("actor_rollout_ref.rollout.max_model_len", 23040), cleaner("repair.kind=none"))
+    check_compatible(configured("actor_rollout_ref.rollout.calculate_log_probs", True), cleaner("repair.kind=none"))
+    check_compatible(configured("algorithm.rollout_correction.bypass_mode", True), cleaner("repair.kind=none"))
+    check_compatible(configured("actor_rollout_ref.rollout.max_model_len", 23040), cleaner("repair.kind=none"))
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
 )
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
-        refuse_unfit(configured(), cleaner(f"rl.{key}"))
+        check_compatible(configured(), cleaner(f"rl.{key}"))
 
 
 def test_rollouts_that_branch_are_refused() -> None:
     with pytest.raises(RecipeError, match=r"strategy.kind = 'arpo'.*set it to independent"):
-        refuse_unfit(configured(), cleaner("strategy.kind=arpo"))
+        check_compatible(configured(), cleaner("strategy.kind=arpo"))
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_rollouts_that_branch_are_refused() -> None:
 )
 def test_what_verl_does_by_itself_is_refused_by_key(key: str, value: str, says: str) -> None:
     with pytest.raises(RecipeError, match=f"{key} = {value}: .*{says}"):
-        refuse_unfit(configured(), cleaner(f"{key}={value}"))
+        check_compatible(configured(), cleaner(f"{key}={value}"))
 
 
 def test_a_selection_needs_its_sampler() -> None:
     own = configured("trainer.v1.sampler.custom_sampler", {"name": None})
-    refuse_unfit(own, cleaner())
+    check_compatible(own, cleaner())
     for key in ("select.kind=roc", "select.dynamic=true"):
         with pytest.raises(RecipeError, match="name to RetconSampler"):
-            refuse_unfit(own, cleaner(key))
+            check_compatible(own, cleaner(key))
 
 
 def test_the_section_names_a_recipe() -> None:

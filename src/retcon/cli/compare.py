@@ -31,10 +31,10 @@ from retcon.report.comparison import (
     FAULTS,
     REPAIRED,
     SEEDS_OF_A_FINDING,
-    Compared,
+    ArmComparison,
     caveat,
-    read_compared,
-    write_compared,
+    read_arm_run,
+    write_comparison,
 )
 from retcon.report.runs import run_folder
 from retcon.runs.folder import differing
@@ -411,10 +411,10 @@ def print_comparison(
 ) -> None:
     """Write the tables of the runs into the folder, and print them. words: the command."""
     out = plan.out
-    runs = {arm.name: [read_compared(out, arm.name, seed) for seed in plan.seeds] for arm in plan.arms}
+    runs = {arm.name: [read_arm_run(out, arm.name, seed) for seed in plan.seeds] for arm in plan.arms}
     recipes = {arm.name: arm.recipe for arm in plan.arms}
-    found = Compared(out.name, runs, recipes, ABOUT[options.match], options.faults, seconds)
-    for sheet in write_compared(found, out):
+    found = ArmComparison(out.name, runs, recipes, ABOUT[options.match], options.faults, seconds)
+    for sheet in write_comparison(found, out):
         for table in sheet.tables(console):
             console.print(table)
             console.print()

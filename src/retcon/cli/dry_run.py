@@ -17,7 +17,7 @@ from retcon.config.schema import Recipe, Stage, stages_of
 from retcon.core.errors import RecipeError
 from retcon.core.texts import counted
 from retcon.core.types import Sample
-from retcon.evaluate.runner import held_by, is_whole, settings_of
+from retcon.evaluate.runner import is_complete, result_in, settings_of
 from retcon.models.loading import load_config
 from retcon.models.locating import is_unfetched, locate, model_folder
 from retcon.models.placing import place_training
@@ -159,7 +159,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     tasks = build_tasks(recipe, folder)
     recipe, derived = resolve_lengths(recipe, folder, tasks)
     problems = problems_of(recipe, tasks)
-    if is_whole(held_by(recipe, folder, out, problems, tasks), recipe, out, len(problems)):
+    if is_complete(result_in(recipe, folder, out, problems, tasks), recipe, out, len(problems)):
         plain_console().print(f"result: {out / 'result.json'}, which is whole: nothing is left to measure")
         return
     check_lengths(problems, build_engine_chat(recipe, folder, tasks), recipe.rollout.max_tokens, "problems")

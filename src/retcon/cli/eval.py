@@ -218,12 +218,12 @@ def _measure(job: Measurement, dry_run: bool) -> None:
             on_ready=ready(job.recipe),
             protocol=job.settings,
         )
-    from retcon.report.tables import result_table, result_title, tell_cut_off
+    from retcon.report.tables import describe_cut_off, result_table, result_title
 
     console, result = plain_console(), read_result(path)
     console.print(result_title(result), style="bold", soft_wrap=True)
     console.print(result_table(result), soft_wrap=False)
-    if said := tell_cut_off(result):
+    if said := describe_cut_off(result):
         console.print(said, style="yellow")
     rollouts = job.out / f"trajectories-{next(iter(settings_of(job.recipe)))}.jsonl"
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', rollouts)}")
@@ -244,11 +244,11 @@ def _print_compared(
 ) -> None:
     """Print two folders' evaluations side by side."""
     from retcon.evaluate.card import compare_evaluations
-    from retcon.report.tables import compared_sheet
+    from retcon.report.tables import comparison_sheet
 
     console = plain_console()
     for found in compare_evaluations(first, second, price):
-        sheet = compared_sheet(found, names)
+        sheet = comparison_sheet(found, names)
         for table in replace(sheet, title=f"{title} {sheet.title}".strip()).tables(console):
             console.print(table)
 
@@ -592,7 +592,7 @@ def audit(
     folder = locate(checkpoint)
     if recipe.engine.in_process:
         need_training()
-    from retcon.evaluate.audit import RESULT, Auditing, Size, run_audit
+    from retcon.evaluate.audit import RESULT, AuditJob, Size, run_audit
     from retcon.report.audit import audit_sheets
     from retcon.store.whole import write_whole
     from retcon.train.objective.shaping import comparable, shaped_rewards
@@ -605,7 +605,7 @@ def audit(
         known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
         return [[known.get(id(t), 0.0) for t in group] for group in groups]
 
-    job = Auditing(recipe, folder, out, Size(prompts, calls, replays), credit)
+    job = AuditJob(recipe, folder, out, Size(prompts, calls, replays), credit)
     kept = f"what was replayed is kept in {out}; the same command continues"
     with interruptible(kept), show_progress(f"replaying failed calls of {checkpoint}") as tell:
         found = run_audit(job, on_progress=tell, on_place=print_place, on_ready=ready(recipe))

@@ -18,9 +18,9 @@ from retcon.cli.runner import Target, print_end
 from retcon.config.load import explain_error, find_recipe, load_recipe, recipe_to_toml
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, nearest
-from retcon.report.comparison import REPAIRED, read_compared
+from retcon.report.comparison import REPAIRED, read_arm_run
 from retcon.report.papers.cleaner import CLEANER
-from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, Reproduced, write_reproduced
+from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, PaperResults, write_reproduction
 from retcon.report.papers.rstar2 import RSTAR2
 from retcon.report.papers.types import Paper, Study, Variant
 from retcon.report.runs import run_folder
@@ -206,10 +206,10 @@ def print_reproduction(
 ) -> None:
     """Write the page of the runs into the folder, and print its tables."""
     out, seeds, arms = plan.compared.out, plan.compared.seeds, list(plan.about)
-    runs = {arm: [read_compared(out, arm, seed) for seed in seeds] for arm in arms}
+    runs = {arm: [read_arm_run(out, arm, seed) for seed in seeds] for arm in arms}
     recipes = {arm.name: arm.settings for arm in plan.compared.arms if arm.name in runs}
-    found = Reproduced(plan.paper, plan.studies, runs, recipes, plan.about, command, seconds, quick)
-    for report in write_reproduced(found, out):
+    found = PaperResults(plan.paper, plan.studies, runs, recipes, plan.about, command, seconds, quick)
+    for report in write_reproduction(found, out):
         beside = Table(box=box.HORIZONTALS, pad_edge=False, title=f"{report.study.title}: beside the paper",
                        title_justify="left", title_style="bold")  # fmt: skip
         for head in HEADS:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from retcon.config.schema import Recipe
     from retcon.core.types import Trajectory
-    from retcon.report.runs import Viewed
+    from retcon.report.runs import RunSummary
     from retcon.store.index import Query
 
 
@@ -309,10 +309,10 @@ def report(
     from retcon.config.load import recipe_to_toml
     from retcon.report.page import PAGE, draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
-    from retcon.report.runs import named, some_trajectories, view
+    from retcon.report.runs import some_trajectories, unique_names, view
     from retcon.store.whole import explained, write_whole
 
-    viewed = [view(folder, name) for name, folder in named(runs).items()]
+    viewed = [view(folder, name) for name, folder in unique_names(runs).items()]
     need_matplotlib()
     out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
     recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
@@ -344,7 +344,7 @@ def report(
 
 
 def _write_shown(
-    runs: Sequence[Viewed], shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]], out: Path
+    runs: Sequence[RunSummary], shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]], out: Path
 ) -> dict[str, dict[str, str]]:
     """Write the trajectories that a page shows, with their siblings, as a view beside it; return links to them."""
     from retcon.report.view.export import write_view
@@ -408,7 +408,7 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
     raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
 
 
-def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
+def _repeat(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
     """The run's recipe, for `file`, and commands over it; None where it cannot be read."""
     from pydantic import ValidationError
 
@@ -437,7 +437,7 @@ def _repeat(run: Viewed, file: Path) -> tuple[Recipe | None, list[str]]:
     ]
 
 
-def _measured(run: Viewed, recipe: Recipe) -> str:
+def _measured(run: RunSummary, recipe: Recipe) -> str:
     """MODEL of `retcon eval`. A result names a server with its model, which is a key of the recipe; and a URL as MODEL
     is that of an OpenAI-compatible one."""
     measured = run.result.checkpoint if run.result else "MODEL"

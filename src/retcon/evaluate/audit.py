@@ -1,8 +1,8 @@
-"""Audits the credit that rules give at failed calls: rolls a model out, replays a sample of its failures, and counts.
+"""Audit, by replay, of the credit that rules give at failed calls.
 
 raw.jsonl, purified.jsonl     the rollouts, from the same seeds, without a repair and with SAAR in every one
 replays/0000.jsonl            the counterfactuals of a failed call
-result.json                   what came out
+result.json                   the audit
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ Credit = Callable[[Groups], list[list[float]]]
 
 @dataclass(frozen=True, slots=True)
 class FailedCall:
-    """The first failed turn of a rollout, as a state to go on from.
+    """First failed turn of a rollout, as a state to continue from.
 
-    raw: the rollout without a repair, `number` its turn that failed, 0-based; advantage: the rollout's in its group.
-    fix: what the same rollout with SAAR has in the place of that turn, None where nothing worked; fix_advantage: that
-    rollout's in its own group, None likewise.
+    raw: the rollout without a repair, in which turn `number` (0-based) failed; advantage: the rollout's in its group.
+    fix: the turn that the same rollout with SAAR has in its place, or None; fix_advantage: that rollout's in its own
+    group, or None.
     """
 
     raw: Trajectory
@@ -77,7 +77,7 @@ class FailedCall:
 
     @property
     def before(self) -> tuple[Turn, ...]:
-        """The turns of the clean history."""
+        """Return the turns of the clean history."""
         return self.raw.turns[: self.number]
 
     @property
@@ -86,10 +86,10 @@ class FailedCall:
 
 
 def failed_calls(raw: Groups, purified: Groups, credit: Credit, *, max_turns: int) -> list[FailedCall]:
-    """The failed calls of rollouts that were made twice, from the same seeds: raw, and with every one purified.
+    """Find the failed calls in rollouts made twice from the same seeds.
 
-    Up to its first failure a rollout is the same in both. A failure in the last of `max_turns` is left out: nothing
-    follows it, whatever is done. Rollouts that a fault ended are in no group.
+    `raw` has no repairs, `purified` SAAR in every rollout: up to its first failure a rollout is the same in both. A
+    failure in the last of `max_turns` is left out, as nothing follows it; rollouts that a fault ended are in no group.
     """
     fixes = {trajectory.id: (trajectory, value) for trajectory, value in _credited(purified, credit)}
     found = []
@@ -106,13 +106,13 @@ def failed_calls(raw: Groups, purified: Groups, credit: Credit, *, max_turns: in
     return found
 
 
-def drawn(calls: Sequence[FailedCall], count: int, *, seed: int) -> list[FailedCall]:
-    """`count` of them, or all where there are no more; which, depends on the seed and their ids alone."""
+def sample_calls(calls: Sequence[FailedCall], count: int, *, seed: int) -> list[FailedCall]:
+    """Sample `count` calls, or all if fewer, by seed and ids."""
     return sorted(calls, key=lambda call: derive("audit", seed, call.id))[:count]
 
 
 def _replaces(turn: Turn, failure: Turn) -> bool:
-    """Whether a turn stands in the place of this very failure."""
+    """Whether a turn stands in place of this very failure."""
     replaced = turn.repair is not None and turn.repair.decision in REPLACED
     return replaced and turn.abandoned[0].segments == failure.segments
 
@@ -129,16 +129,16 @@ failure; from what SAAR put in its place."""
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
-def starts(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
-    """The turns that each counterfactual goes on from; none where nothing was put in the failure's place."""
+def starting_turns(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
+    """Return the turns from which each counterfactual continues; no `fixed` without a fix."""
     found: dict[Way, tuple[Turn, ...]] = {"fresh": call.before, "raw": (*call.before, call.failure)}
     return found if call.fix is None else {**found, "fixed": (*call.before, call.fix)}
 
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """Of one failed call. faults: of those without a reward, the ones that were lost to something else than a state
-    that cannot be rebuilt, and that may come to their end the next time."""
+    """Replays of one failed call. faults: those lost to anything but an unrebuildable state, which may succeed next
+    time."""
 
     made: list[Trajectory]
     faults: int
@@ -147,8 +147,8 @@ class Replays:
 async def replay(
     call: FailedCall, task: Task, context: RolloutContext, *, times: int, seed: int, grade: Grade
 ) -> Replays:
-    """Every counterfactual `times` times, graded, their ids `{rollout}/{way}/{n}`; nothing is repaired in them, so that
-    they differ only in where they begin.
+    """Roll out and grade every counterfactual `times` times, without repairs. Their ids are `{rollout}/{way}/{n}`; they
+    differ only in where they begin.
 
     Seeds derive from (seed, rollout, way, n). Where tools keep state, earlier calls are repeated, and a replay whose
     observations differ then ends as an infrastructure fault. So does one that calls nothing: which replays are lost
@@ -170,21 +170,21 @@ async def replay(
         made = await graded(task, made, grade, context.faults.add)
         return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
 
-    ends = await gather_or_cancel(one(way, turns, n) for way, turns in starts(call).items() for n in range(times))
+    ends = await gather_or_cancel(one(way, turns, n) for way, turns in starting_turns(call).items() for n in range(times))
     return Replays([made for made, _ in ends], sum(at_fault for _, at_fault in ends))
 
 
-def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, Rebuilt]:
-    told = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
+def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, RestoredTool]:
+    pairs = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
     return {
-        name: Rebuilt(tool, [pair for pair in told if pair[0].name == name], rollout)
+        name: RestoredTool(tool, [pair for pair in pairs if pair[0].name == name], rollout)
         for name, tool in tools.items()
         if isinstance(tool, StatefulTool)
     }
 
 
-async def _checked(made: Trajectory, tools: Sequence[Rebuilt], lost: Callable[[str, str], None]) -> Trajectory:
-    """The replay, lost if the state of a tool that it has not called cannot be rebuilt."""
+async def _checked(made: Trajectory, tools: Sequence[RestoredTool], lost: Callable[[str, str], None]) -> Trajectory:
+    """The replay, lost if an uncalled tool's state cannot be rebuilt."""
     try:
         for tool in tools:
             if made.stop != "infrastructure" and tool.has_state and not tool.tried:
@@ -197,47 +197,47 @@ async def _checked(made: Trajectory, tools: Sequence[Rebuilt], lost: Callable[[s
     return made
 
 
-class Rebuilt:
-    """A tool that keeps state, opened in the state that calls have left; implements `StatefulTool`. told: those calls
-    and their observations. rollout: in which they were made: a tool may draw random numbers by its id.
+class RestoredTool:
+    """Tool with state, opened in the state that `calls` left; implements `StatefulTool`. calls: with their
+    observations. rollout: of those calls: a tool may draw random numbers by its id.
 
-    tried: it was opened, or was to be. differs: it said something else this time.
+    tried: it was opened, or was to be. differs: an observation was different this time.
     """
 
-    def __init__(self, tool: StatefulTool, told: Sequence[tuple[ToolCall, Observation]], rollout: str) -> None:
+    def __init__(self, tool: StatefulTool, calls: Sequence[tuple[ToolCall, Observation]], rollout: str) -> None:
         self.name = tool.name
         self.spec = tool.spec
         self._tool = tool
-        self._told = tuple(told)
+        self._calls = tuple(calls)
         self._rollout = rollout
-        self.has_state = bool(told)
+        self.has_state = bool(calls)
         self.tried = self.differs = False
 
     async def open(self, trajectory: str) -> OpenTool:
-        """Raises InfrastructureFault where the tool says something else this time."""
+        """Open the tool and repeat the calls. Raises InfrastructureFault where an observation differs this time."""
         self.tried = True
         opened = await self._tool.open(self._rollout)
         try:
-            for call, said in self._told:
-                self._compare(trajectory, call, said, await opened(call))
+            for call, before in self._calls:
+                self._compare(trajectory, call, before, await opened(call))
         except BaseException:
             with suppress(InfrastructureFault):
                 await opened.close()
             raise
         return opened
 
-    def _compare(self, trajectory: str, call: ToolCall, said: Observation, again: Observation) -> None:
-        if (again.text, again.status) == (said.text, said.status):
+    def _compare(self, trajectory: str, call: ToolCall, before: Observation, again: Observation) -> None:
+        if (again.text, again.status) == (before.text, before.status):
             return
         self.differs = again.status != "infrastructure"
         raise InfrastructureFault(
-            f"rollout {trajectory}: call {call.id} returned {said.status} {said.text[:80]!r}, and now "
+            f"rollout {trajectory}: call {call.id} returned {before.status} {before.text[:80]!r}, and now "
             f"{again.status} {again.text[:80]!r}: its state cannot be rebuilt"
         )
 
 
 class Count(msgspec.Struct, frozen=True):
-    """Replays without a fault, and how many passed."""
+    """Number of replays without a fault, and how many passed."""
 
     made: int
     passed: int
@@ -247,10 +247,9 @@ class Count(msgspec.Struct, frozen=True):
         return self.passed / self.made if self.made else None
 
 
-class Replayed(msgspec.Struct, frozen=True):
-    """A failed call and what came of its replays. fixed: None where nothing was put in its place. worked, failed: of
-    the fresh replays, those whose first call succeeded, and those whose did not. lost: to faults. advantage,
-    fix_advantage: see `FailedCall`."""
+class ReplayCounts(msgspec.Struct, frozen=True):
+    """A failed call with its replay counts. fixed: None without a fix. worked, failed: fresh replays by whether their
+    first call succeeded. lost: to faults. advantage, fix_advantage: see `FailedCall`."""
 
     id: str
     task: str
@@ -266,27 +265,26 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def of_failure(self) -> float | None:
-        """By how much likelier the rollout passes after the failed call than from the history before it."""
+        """Return P(pass) after the failed call less P(pass) before it."""
         return _difference(self.raw, self.fresh)
 
     @property
     def of_fix(self) -> float | None:
-        """By how much likelier it passes after the fix than from the history before it."""
+        """Return P(pass) after the fix less P(pass) before it."""
         return _difference(self.fixed, self.fresh)
 
     @property
     def of_working(self) -> float | None:
-        """By how much likelier it passes where a fresh try's call succeeds than where it fails."""
+        """Return P(pass) of fresh tries that work less that of failing ones."""
         return _difference(self.worked, self.failed)
 
 
-def counted(call: FailedCall, replays: Sequence[Trajectory]) -> Replayed:
-    """The replays of a failed call, counted. A fresh try without a call is neither one that worked nor one that
-    failed."""
+def count_replays(call: FailedCall, replays: Sequence[Trajectory]) -> ReplayCounts:
+    """Count the replays of a failed call. A fresh try without a call neither worked nor failed."""
     graded = [t for t in replays if t.reward is not None]
     ways: dict[Way, list[Trajectory]] = {way: [t for t in graded if t.id.split("/")[-2] == way] for way in WAYS}
     first = [(t, t.turns[call.number]) for t in ways["fresh"] if len(t.turns) > call.number]
-    return Replayed(
+    return ReplayCounts(
         call.id,
         call.raw.task,
         call.number,
@@ -303,16 +301,16 @@ def counted(call: FailedCall, replays: Sequence[Trajectory]) -> Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """name: of a rule of credit. on: the tokens that it is about. push: their sign, None where there are none of them.
-    effect: what those tokens did to the chance to pass, None where it is not known."""
+    """A rule of credit. on: the tokens that it is about. push: their sign, None without such tokens. effect: of those
+    tokens on the chance to pass, None if unknown."""
 
     name: str
     on: str
-    push: Callable[[Replayed], float | None]
-    effect: Callable[[Replayed], float | None]
+    push: Callable[[ReplayCounts], float | None]
+    effect: Callable[[ReplayCounts], float | None]
 
 
-def _of_fix(push: Callable[[float], float]) -> Callable[[Replayed], float | None]:
+def _of_fix(push: Callable[[float], float]) -> Callable[[ReplayCounts], float | None]:
     return lambda one: None if one.fix_advantage is None else push(one.fix_advantage)
 
 
@@ -330,10 +328,10 @@ RULES = (
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a rule was worth. states: those whose tokens made a difference in the replays, in one direction or the
-    other; even: those where they made none. right, wrong, silent: of `states`, by the rule's sign. share: right of
-    those to which it gave a sign. gain: the mean, over all states, of its sign times the difference: what the chance
-    to pass gains in the direction that it pushes."""
+    """Value of a rule. states: those whose tokens made a difference in the replays; even: those where they made no
+    difference. right, wrong, silent: of `states`, by the rule's sign. share: right ones among those with a sign. gain:
+    the mean, over all states, of its sign times the difference: what the chance to pass gains in the direction that it
+    pushes."""
 
     rule: str
     on: str
@@ -346,8 +344,8 @@ class Verdict(msgspec.Struct, frozen=True):
     gain: Interval | None
 
 
-def verdict(rule: Rule, replayed: Sequence[Replayed], *, seed: int = 0) -> Verdict:
-    """Intervals are of a bootstrap over tasks: rollouts of one task are not independent."""
+def verdict(rule: Rule, replayed: Sequence[ReplayCounts], *, seed: int = 0) -> Verdict:
+    """Judge a rule, with intervals by bootstrap over tasks."""
     judged = [
         (one.task, _sign(push), effect)
         for one in replayed
@@ -368,10 +366,10 @@ def verdict(rule: Rule, replayed: Sequence[Replayed], *, seed: int = 0) -> Verdi
     )
 
 
-def chances(replayed: Sequence[Replayed], *, seed: int = 0) -> dict[str, Interval | None]:
-    """The chance to pass of each counterfactual, over the states that have all three of them, and the differences."""
+def chances(replayed: Sequence[ReplayCounts], *, seed: int = 0) -> dict[str, Interval | None]:
+    """Return each counterfactual's chance to pass, over states with all three."""
     whole = [one for one in replayed if one.of_failure is not None and one.of_fix is not None]
-    ways: dict[str, Callable[[Replayed], float | None]] = {
+    ways: dict[str, Callable[[ReplayCounts], float | None]] = {
         "fresh": lambda one: one.fresh.share,
         "raw": lambda one: one.raw.share,
         "fixed": lambda one: one.fixed.share if one.fixed else None,
@@ -385,7 +383,7 @@ def chances(replayed: Sequence[Replayed], *, seed: int = 0) -> dict[str, Interva
 
 
 def over_tasks(values: Sequence[tuple[str, float]], *, seed: int = 0) -> Interval | None:
-    """The mean of values, with a percentile bootstrap over the tasks that they are of (seeded); None of none."""
+    """Return the mean with a seeded percentile bootstrap over tasks, or None."""
     if not values:
         return None
     tasks = sorted({task for task, _ in values})
@@ -421,8 +419,8 @@ AT_ONCE = 192
 
 
 class Size(msgspec.Struct, frozen=True):
-    """prompts: problems that are rolled out, `rl.group` times each, raw and purified. calls: failed calls to replay, at
-    most. replays: of each counterfactual of a failed call."""
+    """Size of an audit. prompts: problems to roll out, `rl.group` times each, raw and purified. calls: failed calls to
+    replay, at most. replays: of each counterfactual of a failed call."""
 
     prompts: int = 24
     calls: int = 48
@@ -430,7 +428,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Audit(msgspec.Struct, frozen=True):
-    """What came out. rollouts: raw ones that no fault ended. failed: those of them with a failed call that can be
+    """Result of an audit. rollouts: raw ones without a fault. failed: those of them with a failed call that can be
     replayed. lost: replays that faults ended. chances: to pass, of each counterfactual (see `chances`)."""
 
     format: int
@@ -441,12 +439,12 @@ class Audit(msgspec.Struct, frozen=True):
     lost: int
     chances: dict[str, Interval | None]
     verdicts: list[Verdict]
-    calls: list[Replayed]
+    calls: list[ReplayCounts]
 
 
 @dataclass(frozen=True, slots=True)
-class Auditing:
-    """What is to be audited, and where it goes. credit: the advantages that a recipe gives the rollouts of groups."""
+class AuditJob:
+    """What to audit, and where to. credit: the advantages that a recipe gives the rollouts of groups."""
 
     recipe: Recipe
     checkpoint: Path
@@ -456,16 +454,16 @@ class Auditing:
 
 
 def run_audit(
-    job: Auditing,
+    job: AuditJob,
     *,
     on_progress: Callable[[int, int], None] | None = None,
     on_place: OnPlace | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> Audit:
-    """Does the job; what `job.out` holds of it is not done again. on_progress gets (done, total) in failed calls.
+    """Run the audit; keep what `job.out` holds of it. on_progress gets (done, total) in failed calls.
 
     All that is random derives from the recipe's evaluate.seed; problems are those of its evaluation, rollouts are
-    sampled as in its training. Where [repair] is no SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
+    sampled as in its training. Where [repair] is not SAAR, SAAR has its defaults. Raises CheckpointError for an `out`
     that holds something else, such as an audit of other problems in the same file, RecipeError where there is no
     problem, no call failed or a prompt leaves no room to answer, SandboxUnavailable where faults took more than one
     rollout in twenty or, one of them other than a state that cannot be rebuilt, all replays of a failed call, what an
@@ -486,7 +484,7 @@ def run_audit(
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _open(job, model, tasks, family.system)  # after what advises another recipe, which is to have the same folder
+    _open(job, model, tasks, family.system)  # after the checks, so that a corrected recipe can use the folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
     on_ready()
@@ -495,7 +493,7 @@ def run_audit(
 
     async def audited() -> Audit:
         async with open_context(recipe, engine, chat) as context, open_graders(family) as graders:
-            if not (job.out / RAW).exists():  # not before: with a mended engine or sandbox it is another audit
+            if not (job.out / RAW).exists():  # not before: with a fixed engine or sandbox it is another audit
                 write_json(job.out / ABOUT, about)
             return await audit(
                 job, tasks, context, graders.rewarded.grade,
@@ -503,14 +501,14 @@ def run_audit(
             )  # fmt: skip
 
     with alone(job.out):
-        about = _open(job, model, tasks, family.system)  # anew: another may have begun, or ended, meanwhile
+        about = _open(job, model, tasks, family.system)  # again: another audit may have begun, or ended, meanwhile
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
 
 
 async def audit(
-    job: Auditing,
+    job: AuditJob,
     tasks: Sequence[Task],
     context: RolloutContext,
     grade: Grade,
@@ -519,8 +517,8 @@ async def audit(
     judge: Grade | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
-    """As `run_audit`, of these tasks, over this engine and these tools; model: whose rollouts they are. grade: gives
-    the rewards that credit is made of; judge: says which replays pass, `grade` where it is None."""
+    """Audit these tasks over this engine and these tools, otherwise as `run_audit`. model: whose rollouts they are.
+    grade: gives the rewards; judge: says which replays pass, by default `grade`."""
     recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
     _refuse_environments(recipe, context.tools.values())
     saar = build_repair(_purifying(recipe))
@@ -550,7 +548,7 @@ async def audit(
             f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; with "
             "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
-    calls = drawn(found, size.calls, seed=seed)
+    calls = sample_calls(found, size.calls, seed=seed)
     replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
     return Audit(
         FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
@@ -559,27 +557,26 @@ async def audit(
 
 
 def _purifying(recipe: Recipe) -> Recipe:
-    """The recipe with SAAR as its repair: as [repair] says where that is SAAR, else with its defaults."""
-    evaluate = recipe.evaluate.model_copy(update={"repair": "saar"})
-    return with_evaluation_repair(recipe.model_copy(update={"evaluate": evaluate}))
+    """The recipe with SAAR as its repair: its own, else with default settings."""
+    return with_evaluation_repair(recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})}))
 
 
 def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
-    """Raises RecipeError where tools begin with a task: they share a state."""
+    """Raise RecipeError where tools begin with a task: they share a state."""
     if any(isinstance(tool, TaskTool) for tool in tools):
         raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
                           "be rebuilt for replays, one tool after the other")  # fmt: skip
 
 
 async def _replayed(
-    job: Auditing,
+    job: AuditJob,
     calls: Sequence[FailedCall],
     tasks: Mapping[str, Task],
     context: RolloutContext,
     grade: Grade,
     on_progress: Callable[[int, int], None] | None,
-) -> list[Replayed]:
-    """What came of the replays of each failed call; those whose file is there are not made again."""
+) -> list[ReplayCounts]:
+    """Counts of the replays of each failed call; existing files are reused."""
     (job.out / "replays").mkdir(exist_ok=True)
     files = [job.out / "replays" / f"{n:04}.jsonl" for n in range(len(calls))]
     todo = [(call, file) for call, file in zip(calls, files, strict=True) if not file.exists()]
@@ -603,11 +600,11 @@ async def _replayed(
             done += 1
             if on_progress is not None:
                 on_progress(done, len(calls))
-    return [counted(call, list(jsonl.read(file))) for call, file in zip(calls, files, strict=True)]
+    return [count_replays(call, list(jsonl.read(file))) for call, file in zip(calls, files, strict=True)]
 
 
 def read_audit(path: Path) -> Audit:
-    """Reads result.json. Raises CheckpointError for a broken file or another format."""
+    """Read result.json. Raises CheckpointError for a broken file or another format."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Audit)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -618,13 +615,13 @@ def read_audit(path: Path) -> Audit:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether it is of no audit that has no rollouts yet."""
+    """Whether the folder holds anything but an audit without rollouts."""
     return path.name != ABOUT and not path.name.startswith(".")
 
 
-def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
-    """Makes the folder, or finds it as this job left it; one without rollouts can be taken over. What the job is, as
-    the folder is to say. system: prompt of tasks that have none. Raises CheckpointError."""
+def _open(job: AuditJob, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
+    """Make the folder, or check that it is of this job; one without rollouts can be taken over. Returns the job's
+    description. system: prompt of tasks without one. Raises CheckpointError."""
     asked = {"problems": fingerprint_of(tasks), "system prompts": fingerprint_of([Task("", "", "", system)])}
     about: dict[str, Any] = {
         "audit": {"format": FORMAT, "model": model, **asked, **msgspec.to_builtins(job.size)},
@@ -645,7 +642,7 @@ def _open(job: Auditing, model: str, tasks: Sequence[Task], system: str | None =
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} is broken ({error}): choose another --out") from error
     there["audit"] = {**asked, **there.get("audit", {})}  # earlier versions did not record them
-    then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # of which an audit has the seed alone
+    then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # an audit uses only its seed
     if changed := list(differing(then, about)):
         raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")
     return about

@@ -1,4 +1,4 @@
-"""What an evaluation says of itself: protocol, figures and costs, as JSON and Markdown; and two compared by problem."""
+"""Cards of evaluations as JSON and Markdown, and comparisons by problem."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FIGURES: Mapping[str, Value] = {
 
 
 def card_of(result: Result) -> dict[str, Any]:
-    """Everything that a reader needs to judge a result, or to repeat it; JSON types."""
+    """Return what a reader needs to judge or repeat a result."""
     recipe: Mapping[str, Mapping[str, Any]] = result.recipe
     rollout, evaluate = recipe.get("rollout", {}), recipe.get("evaluate", {})
     limits = ("max_tokens", "max_response_tokens", "max_turns", "lookahead_tokens")
@@ -66,7 +66,7 @@ def card_of(result: Result) -> dict[str, Any]:
 
 
 def figures_of(setting: Setting) -> dict[str, Any]:
-    """The figures of one sampling setting, each with its 95 % interval over problems; without times."""
+    """Return a setting's figures with 95 % intervals over problems. Times are left out."""
     measured = [p for p in setting.problems if p.samples]
     found: dict[str, Any] = {
         "sampling": {"temperature": setting.temperature, "top_p": setting.top_p, **setting.sampling},
@@ -98,7 +98,7 @@ def write_card(folder: Path, result: Result) -> None:
 
 
 def card_markdown(card: Mapping[str, Any]) -> str:
-    """The card for people."""
+    """Render the card for people."""
     benchmark = card.get("benchmark") or {}
     title = f"{card['model']} on {benchmark.get('name') or card.get('tasks') or 'problems'}"
     protocol = [
@@ -106,8 +106,8 @@ def card_markdown(card: Mapping[str, Any]) -> str:
         ("tools", ", ".join(card["tools"]) or "off"),
         ("purification", "off" if card["purification"] == "none" else card["purification"]),
         ("rollouts of a problem", card["rollouts"]),
-        ("limits", listed(card["limits"])),
-        *((name, listed(value)) for name in ("prompt", "graders", "template", "benchmark", "versions", "inputs")
+        ("limits", as_text(card["limits"])),
+        *((name, as_text(value)) for name in ("prompt", "graders", "template", "benchmark", "versions", "inputs")
           if (value := card.get(name))),
     ]  # fmt: skip
     lines = [f"# {title}", "", "| | |", "|---|---|", *(f"| {name} | {_cell(value)} |" for name, value in protocol)]
@@ -115,7 +115,7 @@ def card_markdown(card: Mapping[str, Any]) -> str:
         cost = card["cost"][name]
         lines += [
             "",
-            f"## {listed(figures['sampling'])}",
+            f"## {as_text(figures['sampling'])}",
             "",
             "| | mean | 95 % | standard error |",
             "|---|---:|---:|---:|",
@@ -127,7 +127,7 @@ def card_markdown(card: Mapping[str, Any]) -> str:
                     f"| {figure} | {value['mean']:.4g} | {value['low']:.4g} to {value['high']:.4g} | {error} |"
                 )
         lines += ["", f"{figures['problems']} problems, {figures['rollouts']} rollouts, {figures['lost']} lost. "
-                  f"Ended by {listed(figures['stops'])}. Failed calls: {listed(figures['failure_types']) or 'none'}. "
+                  f"Ended by {as_text(figures['stops'])}. Failed calls: {as_text(figures['failure_types']) or 'none'}. "
                   f"Wall {cost['wall_s']:.0f} s, CPU {cost['cpu_s']:.0f} s, tools {cost['tool_s']:.1f} s."]  # fmt: skip
         if disputed := figures.get("judges differ on"):
             lines += ["", f"Judges differ on: {', '.join(disputed)}."]
@@ -146,10 +146,10 @@ def _tool_seconds(setting: Setting) -> float:
     return round(sum(setting.tool_seconds.get(p.task, 0.0) * p.samples for p in setting.problems), 3)
 
 
-def listed(value: object) -> str:
-    """A mapping in words."""
+def as_text(value: object) -> str:
+    """Render a mapping in words."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {listed(one)}" for key, one in value.items() if one not in ("", None, {}, []))
+        return ", ".join(f"{key} {as_text(one)}" for key, one in value.items() if one not in ("", None, {}, []))
     return str(value)
 
 
@@ -158,8 +158,8 @@ def _cell(value: object) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """Two evaluations of the same problems: per figure the means of both and the paired difference, second less first.
+class PairedResults:
+    """Paired comparison of two evaluations, second less first.
 
     Args:
         name: folder of both, and setting.
@@ -181,7 +181,7 @@ class Compared:
 
 
 def evaluations_in(folder: Path) -> dict[str, Path]:
-    """Name to result.json of every evaluation in a folder; "" is the folder's own. Raises CheckpointError for none."""
+    """Map name to result.json of every evaluation in a folder; "" is its own. Raises CheckpointError if empty."""
     own = folder / "result.json"
     found = (
         {"": own}
@@ -193,8 +193,8 @@ def evaluations_in(folder: Path) -> dict[str, Path]:
     return found
 
 
-def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | None = None) -> Iterator[Compared]:
-    """Compare evaluations of two folders by problem, those of one name with each other.
+def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | None = None) -> Iterator[PairedResults]:
+    """Compare the evaluations of two folders by name and problem.
 
     price: dollars for a million tokens read and written. Raises CheckpointError where nothing has a counterpart.
     """
@@ -221,7 +221,7 @@ def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | 
 def _compare(
     name: str, one: Setting, other: Setting, protocol: Mapping[str, tuple[object, object]],
     price: tuple[float, float] | None,
-) -> Compared:  # fmt: skip
+) -> PairedResults:  # fmt: skip
     first, second = ({p.task: p for p in setting.problems if p.samples} for setting in (one, other))
     both = [task for task in first if task in second]
     if not both:
@@ -247,14 +247,14 @@ def _compare(
             found[figure] = (statistics.fmean(ours), statistics.fmean(theirs), spread)
     rates = [second[task].passed / second[task].samples - first[task].passed / first[task].samples for task in both]
     deviation = statistics.stdev(rates) if len(rates) > 1 else 0.0
-    return Compared(
+    return PairedResults(
         name, len(both), len(first.keys() ^ second.keys()), found, sum(r > 0 for r in rates), sum(r < 0 for r in rates),
         problems_needed(deviation, EFFECT) if deviation else None, protocol,
     )  # fmt: skip
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
-    """What two cards say differently of model and protocol."""
+    """Keys of model and protocol in which two cards differ, with both values."""
     measured = ("settings", "cost")
     found = {key: (one.get(key), other.get(key)) for key in {**one, **other}
              if key not in measured and one.get(key) != other.get(key)}  # fmt: skip

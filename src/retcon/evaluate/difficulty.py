@@ -1,4 +1,4 @@
-"""Measures how hard training tasks are for a model: the pass rate of each, in a file that grows as they come."""
+"""Measurement of training tasks' pass rates, in a file that grows meanwhile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_difficulty(
     on_place: OnPlace | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> list[PassRate]:
-    """The pass rates of the first `tasks` that a run of this recipe draws, in that order; those lost are left out.
+    """Measure pass rates of the first `tasks` that a run draws. Returns them in that order, without lost ones.
 
     Purification is off, the sampling that of the recipe's rollouts. Every task's line is added to `out` once its last
     rollout is graded; a task that has one of this model, of as many rollouts, is not measured again, unless other
@@ -104,7 +104,7 @@ async def measure(
     on_task: Callable[[str, int], None],
     family: TaskSet | None = None,
 ) -> None:
-    """Rolls out each task `rollouts` times; on_task gets its id and how many passed, once the last one is graded.
+    """Roll out each task `rollouts` times; on_task gets its id and how many passed, once the last is graded.
 
     on_task is not called for a task that lost rollouts. The rollouts' seeds depend on the recipe's and the task
     alone. Raises SandboxUnavailable where more than one rollout in twenty was lost.

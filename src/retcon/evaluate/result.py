@@ -1,4 +1,4 @@
-"""What an evaluation found: per-problem counts and means of one sampling setting, and the file that holds them."""
+"""Results of an evaluation: per-problem counts, means, and their file."""
 
 from __future__ import annotations
 
@@ -31,19 +31,18 @@ K = 8
 
 
 def setting_names(top_p: float, sampling: str = "plain") -> tuple[str, ...]:
-    """Names of an evaluation's settings. top_p: of the second plain one, which 1 leaves out."""
+    """Return the names of an evaluation's settings. top_p: of the second plain one, which 1 leaves out."""
     if sampling != "plain":
         return (sampling,)
     return ("t1",) if top_p == 1 else ("t1", "top_p")
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """One problem in one setting. samples: rollouts that no fault ended; means are over those.
-    first_try_failures: share of their first tries that failed (`retcon.core.types`), None where they tried nothing.
-    calls, prompt_tokens (read anew in each turn): means; None in results of earlier versions. Tokens are of children as
-    well. majority: chance that
-    the most frequent answer is right, None where answers are programs. grades: share that is right to each judge, of a
-    grader with several."""
+    """One problem in one setting. samples: rollouts without a fault; means are over those. first_try_failures: share of
+    their first tries that failed (`retcon.core.types`), None without a try. calls, prompt_tokens (read anew in each
+    turn): means; None in results of earlier versions. Tokens include those of children. majority: chance that the most
+    frequent answer is right, None where answers are programs. grades: share that is right to each judge, of a grader
+    with several."""
 
     task: str
     samples: int
@@ -58,9 +57,9 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One sampling setting. lost: rollouts that an infrastructure fault ended, left out of every other figure.
+    """Results of a sampling setting. lost: rollouts that a fault ended, left out of every other figure.
 
-    failure_types: failed calls by error type (or status where there is none). cpu_s, wall_s: seconds that it took.
+    failure_types: failed calls by error type, else by status. cpu_s, wall_s: seconds that it took.
     sampling: what else was set, such as top_k. seconds: by problem, wall time from its first rollout's start to its
     last one's end; tool_seconds: mean of its rollouts' calls.
     """
@@ -78,18 +77,18 @@ class Setting(msgspec.Struct, frozen=True):
     tool_seconds: dict[str, float] = {}
 
     def per_problem(self, value: Callable[[Problem], float]) -> list[float]:
-        """`value` of each problem that has samples."""
+        """Return `value` of each problem that has samples."""
         return [value(p) for p in self.problems if p.samples]
 
     def passes(self, k: int) -> list[float]:
-        """Unbiased pass@k of each problem that has at least k samples."""
+        """Return unbiased pass@k of each problem with at least k samples."""
         return [pass_at_k(p.samples, p.passed, k) for p in self.problems if p.samples >= k]
 
 
 class Result(msgspec.Struct, frozen=True):
-    """result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough samples.
-    inputs: fingerprints of what was measured, none of an earlier version's. about: what else a card tells of the
-    protocol: graders and template with their versions, the benchmark, packages."""
+    """Content of result.json. pass1, pass8, pass16: means over problems by setting, None where no problem has enough
+    samples. inputs: fingerprints of what was measured, empty in earlier versions. about: other facts for the card:
+    versions of graders and template, the benchmark, packages."""
 
     checkpoint: str
     recipe: dict[str, dict[str, object]]
@@ -104,7 +103,7 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether all settings are measured that its recipe asks for; one without [evaluate] asks for none."""
+        """Whether all settings of its recipe's [evaluate] are measured."""
         section = self.recipe.get("evaluate", {})
         top_p, sampling = section.get("top_p"), str(section.get("sampling", "plain"))
         return not isinstance(top_p, int | float) or self.settings.keys() >= set(setting_names(top_p, sampling))
@@ -114,7 +113,7 @@ class Result(msgspec.Struct, frozen=True):
         return Result(self.checkpoint, self.recipe, {}, inputs=self.inputs, about=self.about)
 
     def with_setting(self, name: str, setting: Setting) -> Result:
-        """This result with one more setting and the means brought up to date."""
+        """Return the result with one more setting and updated means."""
         settings = {**self.settings, name: setting}
 
         def means(values: Callable[[Setting], list[float]]) -> dict[str, float | None]:
@@ -139,7 +138,7 @@ def score(
     wall_s: float,
     seconds: Mapping[str, float] = MappingProxyType({}),
 ) -> Setting:
-    """The figures of graded trajectories, (task id, its rollouts) each. seconds: wall time of each task's rollouts.
+    """Return the figures of graded rollouts by task id. seconds: wall time of each task's rollouts.
 
     Failed calls are raw: as they happened. A rollout without a reward (infrastructure) counts as lost, never as zero.
     """
@@ -181,7 +180,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def tokens_read(trajectory: Trajectory) -> int:
-    """Tokens of all prompts of its turns, each with the whole history before it, as a server counts and bills them."""
+    """Count the prompt tokens of all turns, histories included, as billed."""
     history, total = token_count(trajectory.prompt), 0
     for turn in trajectory.turns:
         read = history
@@ -201,8 +200,8 @@ def _majority(rollouts: Sequence[Trajectory], right: Sequence[bool]) -> float | 
 
 def _grades(rollouts: Sequence[Trajectory]) -> dict[str, float]:
     """Share of rollouts that each of several judges finds right."""
-    said = [t.grades for t in rollouts if t.grades]
-    return {name: _mean(float(grades[name]) for grades in said) for name in (said[0] if said else ())}
+    graded = [t.grades for t in rollouts if t.grades]
+    return {name: _mean(float(grades[name]) for grades in graded) for name in (graded[0] if graded else ())}
 
 
 def _first_try_failures(rollouts: Sequence[Trajectory]) -> float | None:
@@ -219,7 +218,7 @@ def _failures(trajectory: Trajectory) -> Iterable[str]:
 
 
 def read_result(path: Path) -> Result:
-    """Reads result.json. Raises CheckpointError for an absent, broken or foreign file."""
+    """Read result.json. Raises CheckpointError for an absent, broken or foreign file."""
     try:
         result = msgspec.json.decode(path.read_bytes(), type=Result)
     except FileNotFoundError as error:
@@ -234,11 +233,11 @@ def read_result(path: Path) -> Result:
 
 
 def write_result(path: Path, result: Result) -> None:
-    """Writes result.json, whole or not at all. Raises StorageError where it cannot be written."""
+    """Write result.json, whole or not at all. Raises StorageError where it cannot be written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(result), indent=1))
 
 
-class Begun:
+class PartialResults:
     """Measured problems of a setting, in memory. meter: their cost. seconds: wall time of each."""
 
     def __init__(self) -> None:
@@ -247,14 +246,14 @@ class Begun:
         self.meter = Meter()
 
     def add(self, task: str, group: Sequence[Trajectory], seconds: float | None = None) -> None:
-        """Add the rollouts of a problem, unless some were lost: it is measured again."""
+        """Add the rollouts of a problem; one with lost rollouts is left out and measured again."""
         if seconds is not None:
             self.seconds[task] = seconds
         if all(t.reward is not None for t in group):
             self.groups[task] = list(group)
 
 
-class BegunFile(Begun, AbstractContextManager["BegunFile"]):
+class PartialFile(PartialResults, AbstractContextManager["PartialFile"]):
     """Measured problems in a locked `FILE.partial`, whose first line names the evaluation; resumes what it holds.
 
     Raises CheckpointError for a broken file or one that another process writes, RecordError, StorageError.
@@ -273,15 +272,15 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
 
     def _read(self, of: Result) -> None:
         _, *lines = self._path.read_bytes().splitlines() or [b""]
-        if evaluation_of(self._path) is None:
+        if read_partial(self._path) is None:
             os.truncate(self._path, 0)
             self._lines.add(msgspec.json.encode(of) + b"\n", name="what is measured")
         try:
             for number, line in enumerate(lines, start=2):
-                said = msgspec.json.decode(line)
-                group = list(gathered(from_dict(one, f"{self._path}, line {number}") for one in said["rollouts"]))
-                super().add(said["task"], group, said.get("seconds"))
-                self.meter = Meter(Cost(said["cpu_s"], said["wall_s"]))
+                entry = msgspec.json.decode(line)
+                group = list(gathered(from_dict(one, f"{self._path}, line {number}") for one in entry["rollouts"]))
+                super().add(entry["task"], group, entry.get("seconds"))
+                self.meter = Meter(Cost(entry["cpu_s"], entry["wall_s"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecordError) as error:
             raise _broken(self._path, error) from error
 
@@ -294,7 +293,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
             self._lines.add(msgspec.json.encode(line) + b"\n", name=f"problem {task}")
 
     def take(self, setting: Setting, rollouts: Iterable[Trajectory]) -> None:
-        """Add the problems of a setting that was measured before, with its cost. rollouts: all of it."""
+        """Add an earlier setting's problems with its cost. rollouts: all of it."""
         groups: dict[str, list[Trajectory]] = {}
         for one in rollouts:
             groups.setdefault(one.task, []).append(one)
@@ -305,7 +304,7 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
                 self.add(task, group, setting.seconds.get(task))
 
     def remove(self) -> None:
-        """Remove the file, once the setting is written elsewhere."""
+        """Remove the file once the setting is stored elsewhere."""
         self._path.unlink(missing_ok=True)
 
     def __exit__(
@@ -315,11 +314,11 @@ class BegunFile(Begun, AbstractContextManager["BegunFile"]):
 
 
 def partial(file: Path) -> Path:
-    """Path of a file's rollouts until all are there."""
+    """Return the path of a file's rollouts until all are there."""
     return file.with_name(file.name + SUFFIX)
 
 
-def evaluation_of(path: Path) -> Result | None:
+def read_partial(path: Path) -> Result | None:
     """Read the evaluation that a partial file belongs to; None without rollouts. Raises CheckpointError."""
     try:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""Evaluates a checkpoint: one or two sampling settings, problems that no training saw, purification off unless the
-recipe's `evaluate.repair` says otherwise."""
+"""Evaluation of a checkpoint on held-out problems in one or two settings. Purification is off unless the recipe's
+`evaluate.repair` turns it on."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from retcon.core.types import Trajectory
 from retcon.engine.types import Generator, SamplingParams, TellsStatistics
 from retcon.evaluate.card import write_card
 from retcon.evaluate.result import (
-    Begun,
-    BegunFile,
+    PartialFile,
+    PartialResults,
     Result,
     Setting,
-    evaluation_of,
     partial,
+    read_partial,
     read_result,
     score,
     setting_names,
@@ -78,7 +78,7 @@ AT_ONCE = 4096
 
 
 def settings_of(recipe: Recipe) -> dict[str, SamplingParams]:
-    """The settings by name: [rollout]'s own, or two at T = 1, so that neither is that; with top-p 1 there is one."""
+    """Return the settings by name: [rollout]'s own, or two at T = 1, or one for top-p 1."""
     if recipe.evaluate.sampling == "rollout":
         return {"rollout": build_sampling(recipe)}
     plain = build_plain_sampling(recipe)
@@ -97,29 +97,28 @@ def run_evaluation(
     on_ready: Callable[[], None] = lambda: None,
     protocol: str = "",
 ) -> Path:
-    """Rolls out `recipe.evaluate` and writes, in `out`, `trajectories-<setting>.jsonl` and `result.json`; its path.
+    """Run the evaluation of a recipe; return the path of `result.json`. Rollouts are in `trajectories-<setting>.jsonl`.
 
-    A setting that `out` already holds is kept, and the problems that are done of one that was interrupted or that was
-    measured on fewer of the problems. checkpoint: the model's folder; where an engine elsewhere is measured, that whose
-    tokenizer counts. on_tokens: gets every second how many tokens were sampled. protocol: the name of its settings, for
-    the card.
+    A setting that `out` already holds is kept, and so are the finished problems of one that was interrupted or measured
+    on fewer problems. checkpoint: the model's folder; for a remote engine, the one whose tokenizer counts. on_tokens:
+    gets every second how many tokens were sampled. protocol: the name of its settings, for the card.
 
     Raises CheckpointError for a missing or broken checkpoint and for an `out` that holds another evaluation, be it of
     other weights or chat templates in the same folder, or of other problems in the same file; RecordError where `out`
     cannot be written to; RecipeError where there is no problem, or where prompts leave no room to answer,
-    SandboxUnavailable where more than one rollout in twenty was lost, EngineError for an engine elsewhere that is down,
+    SandboxUnavailable where more than one rollout in twenty was lost, EngineError for a remote engine that is down,
     MissingExtra without torch.
     """
     recipe.task.check_rollouts(with_evaluation_repair(recipe))
     family = build_tasks(recipe, checkpoint)
     recipe, _ = resolve_lengths(recipe, checkpoint, family)
     tasks = problems_of(recipe, family)
-    result = held_by(recipe, checkpoint, out, tasks, family)
+    result = result_in(recipe, checkpoint, out, tasks, family)
     result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks, protocol))
     settings = settings_of(recipe)
     missing = {name: params for name, params in settings.items() if not _has(out, result, name, len(tasks))}
     for name in settings.keys() - missing.keys():
-        with suppress(OSError):  # a process that was killed before it could remove it may have left it
+        with suppress(OSError):  # a killed process may have left it
             partial(_trajectories(out, name)).unlink(missing_ok=True)
     if not missing:
         return out / "result.json"
@@ -130,13 +129,13 @@ def run_evaluation(
     on_ready()
     check_rollouts_fit(recipe.model_copy(update={"evaluate": section}), checkpoint, out)
     _make_folder(out)
-    for name in missing.keys() & result.settings.keys():  # it was measured on fewer problems
-        with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+    for name in missing.keys() & result.settings.keys():  # measured on fewer problems
+        with PartialFile(_trajectories(out, name), result.without_settings()) as begun:
             begun.take(result.settings[name], jsonl.read(_measured(out, name)[0]))
     result = msgspec.structs.replace(result, settings={k: v for k, v in result.settings.items() if k not in missing})
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
-    with asyncio.Runner() as runner:  # one loop: what a harness keeps between rollouts belongs to it
+    with asyncio.Runner() as runner:  # one loop, as a harness may keep state that is bound to it
         for number, (name, params) in enumerate(missing.items(), len(settings) - len(missing)):
             before = count * number
 
@@ -145,7 +144,7 @@ def run_evaluation(
                     on_progress(before + done, count * len(settings))
 
             faults = Faults()
-            with BegunFile(_trajectories(out, name), result.without_settings()) as begun:
+            with PartialFile(_trajectories(out, name), result.without_settings()) as begun:
                 _refuse_begun(result, recipe, out, name, tasks, family)
                 work = evaluate(
                     recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
@@ -193,17 +192,16 @@ async def evaluate(
     on_progress: Callable[[int], None],
     family: TaskSet | None = None,
     faults: Faults | None = None,
-    begun: Begun | None = None,
+    begun: PartialResults | None = None,
 ) -> tuple[list[list[Trajectory]], Setting]:
-    """Rolls out one setting with the recipe's sandbox: the graded rollouts of each task, and their figures. family:
-    that the tasks are of, None for the recipe's. faults: collects why rollouts are lost. begun: problems done
-    so far, to which new ones are added.
+    """Evaluate one setting; return each task's graded rollouts and the figures. family: of the tasks, None for the
+    recipe's. faults: collects why rollouts are lost. begun: problems done so far, to which new ones are added.
 
     The rollouts' seeds depend on the evaluation's seed, the setting's name and the problem: equal for every checkpoint.
     """
     from retcon.rollout.group import rollout_group
 
-    begun = begun or Begun()
+    begun = begun or PartialResults()
     done = sum(map(len, begun.groups.values()))
     async with open_context(recipe, engine, chat) as context, open_graders(family or build_tasks(recipe)) as graders:
 
@@ -242,35 +240,34 @@ async def evaluate(
     return groups, msgspec.structs.replace(setting, sampling={k: v for k, v in rest.items() if v})
 
 
-def held_by(
+def result_in(
     recipe: Recipe, checkpoint: Path, out: Path, tasks: Sequence[Task], family: TaskSet | None = None
 ) -> Result:
-    """The result that `out` holds so far; a new one where it holds none. Makes nothing. tasks: those to evaluate on.
-    family: that they are of, whose system prompt the user's class may set.
-
-    Raises CheckpointError where it is of another recipe, checkpoint or set of problems, or no evaluation's folder."""
+    """Return the result that `out` holds so far, else a new one; writes nothing. tasks: to evaluate on. family: of the
+    tasks, whose system prompt the user's class may set. Raises CheckpointError where `out` holds another recipe's,
+    checkpoint's or problem set's result, or is no evaluation's folder."""
     sections = RELEVANT if recipe.evaluate.repair == "none" else (*RELEVANT, "repair")
     relevant = {name: section for name, section in recipe.model_dump(mode="json").items() if name in sections}
     held = read_result(out / "result.json") if (out / "result.json").exists() else None
-    over = held is not None and is_whole(held, recipe, out, len(tasks))
+    over = held is not None and is_complete(held, recipe, out, len(tasks))
     inputs = {**_inputs(recipe, checkpoint, tasks, family), **_harness_code(recipe, over)}
     new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=inputs)
     if held is None:
         _refuse_foreign(out, recipe)
-    begun = (evaluation_of(partial(_trajectories(out, name))) for name in settings_of(recipe))
+    begun = (read_partial(partial(_trajectories(out, name))) for name in settings_of(recipe))
     olds = [_with_more_problems(old, recipe, tasks, family) for old in (held, *begun) if old]
     for old in olds:
         _refuse_other(old, new, recipe, out)
     return msgspec.structs.replace(olds[0], checkpoint=new.checkpoint) if held else new
 
 
-def is_whole(result: Result, recipe: Recipe, out: Path, count: int) -> bool:
+def is_complete(result: Result, recipe: Recipe, out: Path, count: int) -> bool:
     """Whether `out` holds all settings of the recipe's evaluation on `count` problems."""
     return all(_has(out, result, name, count) for name in settings_of(recipe))
 
 
 def _with_more_problems(old: Result, recipe: Recipe, tasks: Sequence[Task], family: TaskSet | None) -> Result:
-    """`old` as if of all `tasks`, where it is of some of them that its seed draws for a smaller number."""
+    """`old` extended to all `tasks`, if its problems are what its seed draws for a smaller number."""
     section = old.recipe.get("evaluate", {})
     count = section.get("problems")
     if family is None or not isinstance(count, int) or count >= recipe.evaluate.problems:
@@ -288,9 +285,9 @@ def _with_more_problems(old: Result, recipe: Recipe, tasks: Sequence[Task], fami
 def _refuse_begun(
     result: Result, recipe: Recipe, out: Path, name: str, tasks: Sequence[Task] = (), family: TaskSet | None = None
 ) -> None:
-    """Raises CheckpointError where another evaluation began, or ended, since `held_by` looked."""
+    """Raise CheckpointError where another evaluation began, or ended, since the first check."""
     done = read_result(out / "result.json") if (out / "result.json").exists() else None
-    for old in (done, evaluation_of(partial(_trajectories(out, name)))):
+    for old in (done, read_partial(partial(_trajectories(out, name)))):
         if old is not None:
             _refuse_other(_with_more_problems(old, recipe, tasks, family), result, recipe, out)
 
@@ -317,7 +314,7 @@ def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
 
 
 def _about(recipe: Recipe, tasks: Sequence[Task], protocol: str) -> dict[str, Any]:
-    """What a card tells of the protocol besides keys: graders with their versions, the benchmark, packages."""
+    """Facts for the card besides keys: graders with their versions, the benchmark, packages."""
     named = sorted({name for task in tasks if isinstance(name := task.meta.get("grader"), str)})
     name = str(getattr(recipe.task, "benchmark", ""))
     one = BENCHMARKS.find(name) if name else None
@@ -342,13 +339,12 @@ def _versions(*packages: str) -> dict[str, str]:
 
 
 def _template(chat: Chat, result: Result) -> str:
-    """How the model is prompted: the family of its calls, and its template's fingerprint where it is at hand."""
+    """Prompting of the model: the family of its calls, and its template's fingerprint if available."""
     return ", ".join(filter(None, (chat.family.name, result.inputs.get("chat templates", ""))))
 
 
 def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: TaskSet | None) -> dict[str, str]:
-    """Fingerprints of what is measured: the problems, the system prompt of those that have none, and the weights and
-    chat templates where they are at hand."""
+    """Fingerprints of the problems, the default system prompt and, if available, weights and chat templates."""
     found = {"problems": fingerprint_of(tasks)}
     if family is not None:
         found["system prompts"] = fingerprint_of([Task("", "", "", family.system)])
@@ -358,7 +354,7 @@ def _inputs(recipe: Recipe, checkpoint: Path, tasks: Sequence[Task], family: Tas
 
 
 def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
-    """The fingerprint of a harness's file. over: whether all is measured: one that is gone is not missed then. Raises
+    """Fingerprint of a harness's file. over: whether all is measured, so that the file may be gone. Raises
     RecipeError."""
     from retcon.serve.harness import harness_fingerprint
 

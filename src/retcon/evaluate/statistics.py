@@ -1,4 +1,4 @@
-"""Estimates and their uncertainty: unbiased pass@k, bootstrap over problems, Student's t over seeds."""
+"""Estimates with uncertainty: pass@k, bootstrap over problems, t over seeds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interval:
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k rollouts passes: 1 − C(n − c, k) / C(n, k).
+    """Return the unbiased estimate of pass@k: 1 − C(n − c, k) / C(n, k).
 
     samples: n rollouts of one problem, of which `passed` (c) pass; Chen et al. 2021 (arXiv 2107.03374), equation 1.
     Raises ValueError unless 0 ≤ c ≤ n and 1 ≤ k ≤ n.
@@ -41,12 +41,12 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def exactly(value: float) -> Interval:
-    """A figure without an interval, such as a cost."""
+    """Wrap a figure without uncertainty, such as a cost, in an interval."""
     return Interval(value, value, value)
 
 
 def over_problems(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """Mean of per-problem values, (N,), with a percentile bootstrap over problems (seeded, 2,000 resamples).
+    """Return the mean of (N,) values, bootstrapped over problems. Percentiles of 2,000 seeded resamples.
 
     Problems are the unit, not rollouts: rollouts of one problem are not independent. Raises ValueError for no values.
     """
@@ -56,13 +56,13 @@ def over_problems(values: Sequence[float], *, seed: int = 0) -> Interval:
         raise ValueError("an interval needs at least one problem")
     sample = np.asarray(values, dtype=np.float64)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(resampled(sample, np.random.default_rng(seed)), [tail, 1 - tail])
+    low, high = np.quantile(resampled_means(sample, np.random.default_rng(seed)), [tail, 1 - tail])
     return Interval(float(sample.mean()), float(low), float(high))
 
 
-def resampled(values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
-    """The means of RESAMPLES samples of (N,) values, drawn with replacement; of many values part by part, as all that
-    is drawn of a hundred thousand would take gigabytes."""
+def resampled_means(values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+    """Return the means of RESAMPLES bootstrap samples of (N,) values. Drawn in parts: all draws for a hundred thousand
+    values would take gigabytes."""
     import numpy as np
 
     count = len(values)
@@ -72,7 +72,7 @@ def resampled(values: np.ndarray, draws: np.random.Generator) -> np.ndarray:
 
 
 def over_seeds(values: Sequence[float], *, floor: float = -math.inf, ceiling: float = math.inf) -> Interval:
-    """Mean of one value a seed, (S,), S ≥ 2, with Student's t interval, cut to what the figure can be.
+    """Return the mean of (S,) values with Student's t interval. S ≥ 2; cut to `floor` and `ceiling`.
 
     Raises ValueError for fewer than two seeds.
     """
@@ -84,7 +84,7 @@ def over_seeds(values: Sequence[float], *, floor: float = -math.inf, ceiling: fl
 
 
 def t_quantile(freedom: int) -> float:
-    """The .975 quantile of Student's t; by table to 10 degrees of freedom, then by expansion (error < 1e-4).
+    """Return the .975 quantile of Student's t. By table to 10 degrees of freedom, then by expansion (error < 1e-4).
 
     The expansion around the normal quantile z is Abramowitz and Stegun 26.7.5.
     """
@@ -105,7 +105,7 @@ EVEN = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """One arm less another. difference: of the means. by_seed: the difference of each seed, in order. better, worse:
+    """One arm less another. difference: of the means. by_seed: each seed's difference, in order. better, worse:
     problems whose mean over seeds is higher, and lower."""
 
     difference: Interval
@@ -115,7 +115,7 @@ class Paired:
 
 
 def over_runs(values: np.ndarray, *, seed: int = 0, floor: float = -math.inf, ceiling: float = math.inf) -> Interval:
-    """The mean of (S, N) values of S seeds on the same N problems, with 95 % limits for other seeds and other problems.
+    """Return the mean of (S, N) values, bootstrapped over seeds and problems.
 
     Crossed bootstrap (Owen 2007, "The pigeonhole bootstrap"): how the mean varies where seeds are drawn anew, and where
     problems are, with replacement; each variance times n / (n - 1), as a bootstrap of n is that much too narrow. Few
@@ -140,9 +140,8 @@ def over_runs(values: np.ndarray, *, seed: int = 0, floor: float = -math.inf, ce
 
 
 def paired(ours: np.ndarray, theirs: np.ndarray, *, seed: int = 0, most: float = math.inf) -> Paired:
-    """`ours` less `theirs`, both (S, N): the same seeds, in order, on the same problems. As `over_runs`, of the
-    differences: what a seed's cold start and a problem's difficulty do to both arms falls out. most: that the means can
-    differ by."""
+    """Return `ours` less `theirs`, both (S, N): same seeds and problems. Intervals as in `over_runs`: effects of a
+    seed's cold start and a problem's difficulty cancel. most: largest possible difference of the means."""
     import numpy as np
 
     if ours.shape != theirs.shape:
@@ -158,12 +157,12 @@ def paired(ours: np.ndarray, theirs: np.ndarray, *, seed: int = 0, most: float =
 
 
 def _half(means: np.ndarray, draws: np.random.Generator) -> float:
-    """Half of the interval of the mean of n values that are drawn anew; 0 of one value, which tells none, and of
-    equal ones."""
+    """Half of the interval of the mean of n resampled values; 0 for a single value, which has no spread, and for equal
+    values."""
     count = len(means)
     if means.max() == means.min():
         return 0.0
-    error = resampled(means, draws).std() * math.sqrt(count / (count - 1))
+    error = resampled_means(means, draws).std() * math.sqrt(count / (count - 1))
     return t_quantile(count - 1) * float(error)
 
 
@@ -176,7 +175,7 @@ POWER = 0.8
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of per-problem values, (N,): that of rollouts clustered by problem.
+    """Return the standard error of the mean, clustered by problem; values: (N,).
 
     Miller 2024 ("Adding error bars to evals", arXiv 2411.00640), section 2.2, where each problem has as many rollouts.
     0 for one value.
@@ -185,7 +184,7 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def share_interval(rates: Sequence[float]) -> Interval:
-    """Mean of per-problem shares, (N,), with Wilson's interval for as many independent draws as give its error.
+    """Return the mean of (N,) shares with Wilson's interval for clustered draws.
 
     Problems, not rollouts, are the sample: the draws are p(1 − p)/SE² (Korn and Graubard 1998), SE that of
     `standard_error`, or N where the rates do not differ, so that 0 of 20 still has a range. Raises ValueError for none.
@@ -201,7 +200,7 @@ def share_interval(rates: Sequence[float]) -> Interval:
 
 
 def paired_interval(differences: Sequence[float]) -> Interval:
-    """Mean of per-problem differences, (N,), with Student's t interval (Miller 2024, section 4.2). ValueError for none.
+    """Return the mean of (N,) differences with Student's t interval. Miller 2024, section 4.2. ValueError if empty.
 
     One problem has no spread: its limits are infinite.
     """
@@ -215,16 +214,16 @@ def paired_interval(differences: Sequence[float]) -> Interval:
 
 
 def problems_needed(spread: float, effect: float) -> int:
-    """Problems at which a paired difference of `effect` is found in four of five evaluations (Miller 2024, section 5).
+    """Return the problems needed to find a paired difference of `effect`. Power .8 (Miller 2024, section 5).
 
-    n = ((z.975 + z.8) · spread / effect)². spread: standard deviation of the per-problem differences, those of sampling
-    and of K rollouts among them, or ω where nothing is sampled.
+    n = ((z.975 + z.8) · spread / effect)². spread: standard deviation of the per-problem differences, including the
+    noise of K sampled rollouts, or ω where nothing is sampled.
     """
     return math.ceil(((NORMAL.inv_cdf((1 + CONFIDENCE) / 2) + NORMAL.inv_cdf(POWER)) * spread / effect) ** 2)
 
 
 def majority(answers: Sequence[str | None], right: Sequence[bool]) -> float:
-    """Chance that the most frequent of one problem's answers is right; ties are broken at random.
+    """Return the chance that a problem's most frequent answer is right. Ties are broken at random.
 
     answers: one a rollout, alike where they are equal text; None does not vote. 0 where none votes.
     """

@@ -1,4 +1,4 @@
-"""What of [rl] changes a loss in ways that other trainers' losses have no room for."""
+"""Loss settings of [rl] that other trainers' losses lack."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ OWN = {
 """Keys of [rl], and their values that change nothing."""
 
 
-def refuse_own_losses(recipe: Recipe, trainer: str) -> None:
-    """Raises RecipeError where the recipe asks for a loss that the trainer of that name does not have."""
+def check_loss_supported(recipe: Recipe, trainer: str) -> None:
+    """Raise RecipeError for a loss setting that the named trainer lacks."""
     for key, nothing in OWN.items():
         if getattr(recipe.rl, key) != nothing:
             raise RecipeError(
-                f"rl.{key} = {getattr(recipe.rl, key)}: {trainer}'s loss knows nothing like it; leave it out, or set "
+                f"rl.{key} = {getattr(recipe.rl, key)}: {trainer}'s loss has no such term; leave it out, or set "
                 f"rl.{key}={str(nothing).lower()}"
             )
     if recipe.credit.kind != "root":

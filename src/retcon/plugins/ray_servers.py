@@ -1,4 +1,4 @@
-"""Sandbox servers on the nodes of a Ray cluster, one each: a fleet where there is a Ray already, as under verl.
+"""Sandbox servers on the nodes of a running Ray cluster, one each.
 
     with sandbox_servers(workers=16) as fleet:
         ...  # [sandbox] url = fleet.urls, RETCON_SANDBOX_TOKEN = fleet.token
@@ -26,22 +26,22 @@ from retcon.core.errors import SandboxUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """urls: of the servers, in the order of Ray's nodes. token: what their clients give."""
+    """Running servers. urls: in the order of Ray's nodes. token: for their clients."""
 
     urls: tuple[str, ...]
     token: str
 
 
 class Keeper:
-    """Keeps one server on its node."""
+    """Actor that keeps one server on its node."""
 
     def __init__(self, token: str, options: Sequence[str]) -> None:
         self._token, self._options = token, tuple(options)
         self._process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  a pipe that nobody reads would fill, and stop it
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  an unread pipe would fill and block it
 
     def start(self) -> str:
-        """Its URL. Raises SandboxUnavailable where it does not start."""
+        """Start the server; return its URL. Raises SandboxUnavailable where it does not start."""
         words = [sys.executable, "-m", "retcon", "sandbox", "serve", "--host", ray.util.get_node_ip_address()]
         self._process = subprocess.Popen(
             [*words, "--port", "0", *self._options],
@@ -51,15 +51,15 @@ class Keeper:
             text=True,
         )
         assert self._process.stdout is not None
-        said = self._process.stdout.readline()
-        if not said.startswith("listening on "):
+        line = self._process.stdout.readline()
+        if not line.startswith("listening on "):
             self._process.wait()
             self._errors.seek(0)
             raise SandboxUnavailable(f"no server on {ray.util.get_node_ip_address()}: {self._errors.read()}")
-        return said.split()[2]
+        return line.split()[2]
 
     def stop(self) -> None:
-        """Its orderly end, with --drain if that is among its options."""
+        """Stop the server in order, draining if --drain is among its options."""
         if self._process is not None:
             self._process.terminate()
             self._process.communicate()
@@ -67,15 +67,15 @@ class Keeper:
 
 @contextmanager
 def sandbox_servers(*, workers: int | None = None, options: Sequence[str] = ()) -> Iterator[Fleet]:
-    """A server on every node that is alive, for as long as the block lasts; Ray has to be initialised. workers: calls
-    of each at a time, by default as `retcon sandbox serve`; options: more of that command's. Raises SandboxUnavailable
-    where one does not start."""
+    """Run a server on every live node during the block. Ray has to be initialised. workers: calls of each at a time, by
+    default as `retcon sandbox serve`; options: more of that command's. Raises SandboxUnavailable where one does not
+    start."""
     token = secrets.token_hex(32)
-    told = [*(("--workers", str(workers)) if workers is not None else ()), *options]
+    arguments = [*(("--workers", str(workers)) if workers is not None else ()), *options]
     actor: Any = ray.remote(num_cpus=0)(Keeper)
     keepers = [
         actor.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)).remote(
-            token, told
+            token, arguments
         )
         for node in ray.nodes()
         if node["Alive"]

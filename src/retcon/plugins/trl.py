@@ -1,7 +1,7 @@
-"""Retcon's rollouts in TRL's GRPOTrainer: SAAR, GRPO-RoC and the sandbox, with TRL's loss and optimiser.
+"""Retcon's rollouts in TRL's GRPOTrainer: SAAR, GRPO-RoC and the sandbox.
 
-TRL (1.16) asks a `rollout_func` for completions. What it gets here are whole rollouts, by the recipe's own engine with
-the weights that are being trained: programs run, failed calls repaired, observations masked.
+TRL (1.16) asks a `rollout_func` for completions. It gets whole rollouts by the recipe's engine with the weights in
+training: programs run, failed calls repaired, observations masked. Loss and optimiser stay TRL's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory, to_sample, token_count
 from retcon.models.locating import locate
-from retcon.plugins.losses import refuse_own_losses
+from retcon.plugins.losses import check_loss_supported
 from retcon.rollout.group import rollout_group
 from retcon.rollout.lengths import check_lengths, fitting, prompt_ids, warn_of_long
 from retcon.store.fingerprint import fingerprint
@@ -47,8 +47,8 @@ UNKNOWN: Mapping[str, object] = {"repetition_penalty": 1.0, "generation_kwargs":
 """TRL's defaults of what the rollouts do not have."""
 
 
-def refuse_other_sampling(rollout: RolloutSection, args: Any) -> None:
-    """Raises RecipeError where GRPOConfig (`args`) asks for rollouts that the recipe's are not.
+def check_same_sampling(rollout: RolloutSection, args: Any) -> None:
+    """Raise RecipeError where GRPOConfig (`args`) contradicts the recipe's sampling.
 
     TRL's loss divides logits by its own temperature. The log-probs that it is given are of temperature 1, which it
     compares with its own only for importance weights of vLLM and in its off-policy mask.
@@ -64,8 +64,8 @@ def refuse_other_sampling(rollout: RolloutSection, args: Any) -> None:
                 f"GRPOConfig's {key} = {asked}, and the rollouts are sampled with rollout.{key} = {own}: set that"
             )
     for key, nothing in UNKNOWN.items():
-        if (told := getattr(args, key, None) or nothing) != nothing:
-            raise RecipeError(f"GRPOConfig's {key} = {told}: the recipe samples the rollouts, without; leave it out")
+        if (asked := getattr(args, key, None) or nothing) != nothing:
+            raise RecipeError(f"GRPOConfig's {key} = {asked}: the recipe samples without it; leave it out")
     compares = getattr(args, "off_policy_mask_threshold", None) is not None or (
         args.use_vllm and args.vllm_importance_sampling_correction
     )
@@ -77,8 +77,8 @@ def refuse_other_sampling(rollout: RolloutSection, args: Any) -> None:
         )
 
 
-def refuse_unseen_ends(chat: Chat, trainer: Any) -> None:
-    """Raises RecipeError where TRL, which masks completions that do not end with an id of its own, would mask all."""
+def check_turn_ends(chat: Chat, trainer: Any) -> None:
+    """Raise RecipeError where TRL would mask all completions as truncated."""
     end, known = chat.stop_ids[0], (*trainer.eos_token_ids, trainer.processing_class.pad_token_id)
     if end not in known:
         raise RecipeError(
@@ -99,7 +99,7 @@ Group = tuple[Task, int, int]
 
 
 class Rollouts:
-    """A `rollout_func` of TRL's GRPOTrainer, with the data set and the reward that go with it.
+    """Retcon as TRL's `rollout_func`, with its data set and reward.
 
         with Rollouts("quickstart/saar", model="runs/start") as rollouts:
             trainer = GRPOTrainer(
@@ -128,7 +128,7 @@ class Rollouts:
         settings.engine.check_training(settings)
         if settings.stages:
             raise RecipeError(f"{recipe} has stages, and TRL's trainer has none: train with a recipe of one of them")
-        _refuse_unfit(settings)
+        _check_compatible(settings)
         settings.task.check_rollouts(settings)
         settings.task.check_branching(settings)
         self._folder = locate(model or settings.model.path)
@@ -156,10 +156,9 @@ class Rollouts:
         self._loop.close()
 
     def dataset(self, count: int) -> datasets.Dataset:
-        """The first `count` training prompts that `retcon train` draws, for `train_dataset`, without those that leave
-        no room to answer; with `select.pass_rates` those within the bounds, again and again as it draws them. Warns
-        (TaskWarning) of what is left out for its length. Raises MissingExtra without datasets, RecipeError as
-        `PromptStream`."""
+        """Return the first `count` prompts of `retcon train`, for `train_dataset`. Those that leave no room to answer
+        are left out, with a TaskWarning; with `select.pass_rates` only those within the bounds, repeated as it draws
+        them. Raises MissingExtra without datasets, RecipeError as `PromptStream`."""
         if self.recipe.select.pass_rates:
             return self._dataset(self._within(count))
         chat, limit = build_chat(self.recipe, self._folder, self._tasks), self.recipe.rollout.max_tokens
@@ -183,8 +182,8 @@ class Rollouts:
         return list(islice(stream.after(0), count))
 
     def evaluation_dataset(self, count: int) -> datasets.Dataset:
-        """`count` prompts that no training sees, for `eval_dataset`. Raises MissingExtra without datasets, RecipeError
-        where some leave no room to answer."""
+        """Return `count` prompts that no training sees, for `eval_dataset`. Raises MissingExtra without datasets,
+        RecipeError where some leave no room to answer."""
         problems = self._tasks.evaluation(count, self.recipe.evaluate.seed)
         chat = build_chat(self.recipe, self._folder, self._tasks)
         check_lengths(problems, chat, self.recipe.rollout.max_tokens, "problems")
@@ -203,20 +202,20 @@ class Rollouts:
             self._known[task.id] = self._asking.setdefault(task.question, {})[task.id] = task
 
     def reward(self, prompts: object = None, completions: object = None, *, rollout_reward: Any, **_: object) -> Any:
-        """A reward function: what the task set's grader said of each rollout, None where the prompt is not its own."""
+        """Return the grader's rewards; None where the prompt is not of the task set."""
         return list(rollout_reward)
 
     def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
-        """A completion for each prompt, in order; a prompt's `num_generations` are a group, and selected from.
+        """Return a completion per prompt, in order; a prompt's `num_generations` form a group.
 
-        Beside what TRL asks for, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
+        Beside TRL's own columns, reward functions get `rollout_reward`, `failed_calls` (as they happened) and
         `repairs`, one of each a completion. Raises RecipeError where GRPOConfig asks for other sampling than the
         recipe's, for groups too small for its selection, probes or strategy, or for a prompt that leaves no room to
         answer; InfrastructureFault where faults took rollouts again and again.
         """
-        refuse_other_sampling(self.recipe.rollout, trainer.args)
+        check_same_sampling(self.recipe.rollout, trainer.args)
         if getattr(trainer.args, "mask_truncated_completions", False):
-            refuse_unseen_ends(build_chat(self.recipe, self._folder, self._tasks), trainer)
+            check_turn_ends(build_chat(self.recipe, self._folder, self._tasks), trainer)
         model = trainer.accelerator.unwrap_model(trainer.model)
         if hasattr(model, "peft_config"):
             raise RecipeError("a model with adapters: the rollouts would need its merged weights; train without LoRA")
@@ -253,21 +252,23 @@ class Rollouts:
             rollouts.rest()
 
     def _groups(self, prompts: Sequence[Prompt], size: int, start: int, training: bool) -> list[Group]:
-        """One of each run of equal prompts: TRL has each `size` times in a row, and may draw a prompt twice. start: of
-        `prompts` in the batch of all processes, where another one may have begun the first run. Raises RecipeError."""
+        """One group per run of equal prompts: TRL has each `size` times in a row, and may draw one twice. start: of
+        `prompts` in the batch of all processes, of which another may have begun the first run. Raises RecipeError."""
         made: Counter[str] = Counter()
         found = []
-        for (told, _), same in groupby((_told(prompt), (start + n) // size) for n, prompt in enumerate(prompts)):
-            task, count = self._task(*told), len(list(same))
+        for (question, _), same in groupby(
+            (_question(prompt), (start + n) // size) for n, prompt in enumerate(prompts)
+        ):
+            task, count = self._task(*question), len(list(same))
             if training:
-                self._refuse_small(count)
+                self._check_group_size(count)
             found.append((task, count, made[task.id]))
             made[task.id] += self._made(count, training)
         return found
 
-    def _refuse_small(self, count: int) -> None:
-        """Raises RecipeError where `count` rollouts are fewer than the selection has to keep, or those made for them
-        no more than the probes, or fewer than the strategy has begin with the prompt."""
+    def _check_group_size(self, count: int) -> None:
+        """Raise RecipeError where `count` rollouts are fewer than the selection keeps, no more than the probes, or
+        fewer than the strategy starts from the prompt."""
         recipe = self.recipe.model_copy(update={"rl": self.recipe.rl.model_copy(update={"group": count})})
         try:
             for section in (recipe.select, recipe.repair, recipe.strategy):
@@ -278,14 +279,14 @@ class Rollouts:
             ) from error
 
     def _made(self, count: int, training: bool) -> int:
-        """Rollouts to make, of which `count` are left."""
+        """Rollouts to make so that `count` are left."""
         return self.recipe.select.made(count) if training else count
 
     async def _group(
         self, task: Task, count: int, rollouts: TrainingRollouts, step: int, seed: int, training: bool, first: int = 0
     ) -> list[Trajectory]:
-        """`count` rollouts of a task, selected where it is training. first: rollouts of the task in groups that are
-        made at once with this one, and come before it."""
+        """`count` rollouts of a task, selected in training. first: rollouts of the task in earlier groups of this
+        call."""
         graded, select = task.id in self._known, self.recipe.select
         left: list[Trajectory] = []
         for number in range(ROUNDS):
@@ -311,11 +312,11 @@ class Rollouts:
         )
 
     def _task(self, question: str, id: str | None) -> Task:
-        """id: of the task, where the prompt names it. Raises RecipeError for one that is unknown, and where the prompt
-        names none, and it is not plain."""
+        """The task of a prompt. id: its name, if the prompt has one. Raises RecipeError for an unknown one, and for a
+        plain prompt where grading is needed."""
         if id in self._known:
             return self._known[id]
-        if id is not None:  # else nobody would grade it, and no reward is no error to TRL
+        if id is not None:  # ungraded, it would pass: TRL accepts a missing reward
             raise RecipeError(
                 f"a prompt names the task {id!r:.80}, which these rollouts have not drawn: where rows were kept, or "
                 "are another `Rollouts`', call `dataset` or `evaluation_dataset` with as many before it trains"
@@ -342,7 +343,7 @@ class Rollouts:
         return Task(f"prompt/{derive(question):016x}", question, "")
 
     async def _opened(self, model: Any, groups: Sequence[Group]) -> TrainingRollouts:
-        """The sandbox and the engine over the trainer's weights, of the first call on."""
+        """The sandbox and the engine over the trainer's weights, opened by the first call."""
         if self._open is None:
             weights = EngineWeights(model, next(model.parameters()).dtype)
             recipe = self._sized(groups)
@@ -354,13 +355,13 @@ class Rollouts:
         return rollouts
 
     def _sized(self, groups: Sequence[Group]) -> Recipe:
-        """The recipe with TRL's numbers in place of its own, so that the engine has room for a batch."""
+        """The recipe with TRL's numbers, so that the engine has room for a batch."""
         largest = max(count for _, count, _ in groups)
         rl = self.recipe.rl.model_copy(update={"prompts": len(groups), "group": max(2, largest)})
         return self.recipe.model_copy(update={"rl": rl})
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """What a coroutine of our own loop gives; Ctrl-C ends it. Raises RecipeError behind the `with` block."""
+        """Run a coroutine on our own loop; Ctrl-C ends it. Raises RecipeError after the `with` block."""
         if self._loop.is_closed():
             work.close()
             raise RecipeError("these rollouts are closed: train within their `with` block, or make new ones")
@@ -373,12 +374,12 @@ class Rollouts:
 
 
 def prompt_of(task: Task) -> list[dict[str, str]]:
-    """A task as TRL has prompts. What else the model is told (its system prompt, worked examples) comes by its id."""
+    """Return a task as TRL's prompt; system prompt and examples follow by its id."""
     return [{"role": "user", "content": task.question, TASK: task.id}]
 
 
-def _told(prompt: Prompt) -> tuple[str, str | None]:
-    """The question of a prompt, and the id of its task where it names one. Raises RecipeError for other messages."""
+def _question(prompt: Prompt) -> tuple[str, str | None]:
+    """The question of a prompt, and the id of its task if it has one. Raises RecipeError for other messages."""
     if isinstance(prompt, str):
         return prompt, None
     last = prompt[-1]
@@ -390,9 +391,9 @@ def _told(prompt: Prompt) -> tuple[str, str | None]:
     return str(last["content"]), last.get(TASK)
 
 
-def _refuse_unfit(recipe: Recipe) -> None:
-    """Raises RecipeError, before any work, for what TRL's trainer cannot carry."""
-    refuse_own_losses(recipe, "TRL")
+def _check_compatible(recipe: Recipe) -> None:
+    """Raise RecipeError, before any work, for settings that TRL's trainer cannot carry."""
+    check_loss_supported(recipe, "TRL")
     refuse_idle_bounds(recipe.select)
     if recipe.select.dynamic:
         raise RecipeError("select.dynamic = true: TRL's trainer draws the prompts of a step, and no more in their "
@@ -411,7 +412,7 @@ def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> 
     }  # fmt: skip
     for trajectory in made:
         sample, start = to_sample(trajectory), token_count(trajectory.prompt)
-        if start == len(sample.ids):  # of which TRL could make no tensor of ids
+        if start == len(sample.ids):  # TRL cannot build a tensor of no ids
             raise RecipeError(
                 f"rollout.max_tokens = {recipe.rollout.max_tokens}: the prompt of {trajectory.task} has {start} tokens "
                 "and leaves no room for an answer; raise it, or leave that prompt out"
@@ -427,7 +428,7 @@ def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> 
 def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
     """Return the reward less what [rl] takes off for length; None leaves TRL's baseline.
 
-    None: of what was not graded, and of masked rollouts unless masked_in_baseline.
+    None: for ungraded rollouts, and for masked ones unless masked_in_baseline.
     """
     if trajectory.reward is None or (is_masked(trajectory, recipe.rl) and not recipe.rl.masked_in_baseline):
         return None

@@ -1,7 +1,7 @@
-"""Retcon's tasks, sandbox and graders as an environment of `verifiers` (its classic API, below 0.4), SAAR where asked.
+"""Retcon's tasks, tools, graders and SAAR as a `verifiers` environment.
 
-verifiers talks to the model, in messages: what is repaired here is repaired in messages. A step whose message was
-replaced has no tokens any more (`tokens` is None), so that nobody learns from log-probs of what was not written there.
+For its classic API, below 0.4. verifiers talks to the model in messages, so repairs are made in messages. A step with a
+replaced message loses its `tokens`, so that no one trains on log-probs of another text.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def load_environment(
     system_prompt: str = "",
     **more: Any,
 ) -> RetconEnvironment:
-    """The recipe's tasks with its tools, as verifiers loads them (`load_environment("retcon.plugins.verifiers")`).
+    """Load a recipe's tasks and tools for `load_environment("retcon.plugins.verifiers")`.
 
     recipe, overrides: as of `retcon train`, none for the defaults; [task], [rollout] tools and turns, [sandbox] and
-    [repair] count; of repairs there are none and SAAR. train, evaluation: tasks of each; to train on, those that
+    [repair] (none or SAAR) count. train, evaluation: number of tasks of each; to train on, those that
     `retcon train` draws first. system_prompt: of tasks that bring none. more: what else verifiers' ToolEnv takes.
     Raises RecipeError, and what reading the tasks raises.
     """
@@ -60,14 +60,14 @@ def load_environment(
 
 @dataclass(slots=True)
 class _Rollout:
-    """What a rollout has of us. closing: what ends its tools."""
+    """State of one rollout. closing: closes its tools."""
 
     tools: Any
     closing: AsyncExitStack
 
 
 class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no types
-    """Tools of a recipe, opened for each rollout alone; the reward is that of the task set's grader.
+    """Tools of a recipe, opened for each rollout, with the grader's reward.
 
     A tool that fails on its own account, or a grader, is an `InfraError` in `state["error"]`, never the model's fault.
     """
@@ -101,15 +101,15 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         self._known.update((task.id, task) for task in tasks)
         rows = []
         for task in tasks:
-            said = task.system or self._tasks.system or system
-            told = [("system", said)] if said else []
-            told += [*task.before, ("user", task.question)]
-            prompt = [{"role": role, "content": text} for role, text in told]
+            first = task.system or self._tasks.system or system
+            messages = [("system", first)] if first else []
+            messages += [*task.before, ("user", task.question)]
+            prompt = [{"role": role, "content": text} for role, text in messages]
             rows.append({"prompt": prompt, "answer": task.answer, "info": {OWN: task.id}})
         return Dataset.from_list(rows)
 
     async def setup_state(self, state: Any) -> Any:
-        """Opens the rollout's tools; the first starts sandbox and graders. Raises InfraError where that fails."""
+        """Open the rollout's tools; the first also starts sandbox and graders. Raises InfraError where that fails."""
         try:
             async with self._opening:
                 if self._tools is None:
@@ -126,13 +126,13 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         return state
 
     async def get_prompt_messages(self, state: Any) -> Any:
-        """The conversation so far, with the answers to the last message's calls, which may have been repaired."""
+        """Return the conversation with answers to the last calls, possibly repaired."""
         if not state["trajectory"]:
             return state["prompt"]
         step = state["trajectory"][-1]
         failure = await self._repaired(state, step)
         history = [*step["prompt"], *step["completion"]]
-        return [*history, *_told(failure)]
+        return [*history, *_tool_messages(failure)]
 
     @vf.cleanup  # type: ignore[untyped-decorator]
     async def close_tools(self, state: Any) -> None:
@@ -145,12 +145,12 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         await self._open.aclose()
 
     async def graded(self, completion: Any, state: Any) -> float:
-        """The reward of the task set's grader."""
+        """Return the reward of the task set's grader."""
         last = completion[-1] if completion else None
         answered = last is not None and last.role == "assistant" and not last.tool_calls
-        said = Turn((Segment("sampled", _text(last) if answered else ""),))
+        turn = Turn((Segment("sampled", _text(last) if answered else ""),))
         task = self._known[state["info"][OWN]]
-        made = Trajectory(state["trajectory_id"], task.id, (), (said,), stop="answer" if answered else "turns")
+        made = Trajectory(state["trajectory_id"], task.id, (), (turn,), stop="answer" if answered else "turns")
 
         def lost(_: str, why: str) -> None:
             state["error"] = vf.InfraError(f"{task.id} could not be graded: {why}")
@@ -158,12 +158,12 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         return (await graded(task, made, self._grading.grade, lost)).reward or 0.0
 
     async def _repaired(self, state: Any, step: Any) -> Turn:
-        """The turn of a step, its calls run; where it failed and was repaired, the step has the fix's message."""
+        """The turn of a step, its calls run; after a repair the step holds the fix's message."""
         turn, own = TurnState(state[OWN].tools), _turn(step["completion"][-1])
         lookahead = _Lookahead(self, state, step["prompt"], turn)
         try:
             ran = _with(own, await turn.run(own.calls))
-            _refuse_faults(ran)
+            _check_no_fault(ran)
             if self._repair is None or not self._repair.failed(ran):
                 return ran
             committed = (await self._repair.repair(ran, lookahead))[0]
@@ -190,14 +190,14 @@ class _Lookahead:
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
         prompt = [*self._history]
         for turn in shown:
-            prompt += [_message(turn), *_told(turn)]
+            prompt += [_message(turn), *_tool_messages(turn)]
         response = await self._env.get_model_response(self._state, prompt)
         made = _turn(response.message)
         if response.message.is_truncated:
             return Turn(made.segments, stop="length")
         if made.calls:
             made = _with(made, await self._tools.run_again(made.calls))
-            _refuse_faults(made)
+            _check_no_fault(made)
         return made
 
     async def replays_identically(self, turns: Sequence[Turn]) -> bool:
@@ -218,12 +218,12 @@ def _text(message: Any) -> str:
 
 
 def _turn(message: Any) -> Turn:
-    """A message of the model's. Arguments that are no object stay text: such a call is malformed."""
-    said, calls = _text(message), []
+    """A message of the model as a turn. Arguments that are no object stay text: such a call is malformed."""
+    text, calls = _text(message), []
     for call in message.tool_calls or ():
         given = read_arguments(call.arguments)
-        calls.append(ToolCall(call.id, call.name, call.arguments if given is None else given, len(said)))
-    return Turn((Segment("sampled", said),), tuple(calls), stop="call" if calls else "answer")
+        calls.append(ToolCall(call.id, call.name, call.arguments if given is None else given, len(text)))
+    return Turn((Segment("sampled", text),), tuple(calls), stop="call" if calls else "answer")
 
 
 def _with(turn: Turn, observations: Any) -> Turn:
@@ -242,12 +242,12 @@ def _message(turn: Turn) -> Any:
     return vf.AssistantMessage(content=turn.text, tool_calls=calls or None)
 
 
-def _told(turn: Turn) -> list[Any]:
+def _tool_messages(turn: Turn) -> list[Any]:
     return [vf.ToolMessage(tool_call_id=o.call_id, content=o.text) for o in turn.observations]
 
 
-def _refuse_faults(turn: Turn) -> None:
-    """Raises InfrastructureFault where a tool failed on its own account."""
+def _check_no_fault(turn: Turn) -> None:
+    """Raise InfrastructureFault where a tool failed on its own account."""
     for observation in turn.observations:
         if observation.status == "infrastructure":
             raise InfrastructureFault(observation.text)

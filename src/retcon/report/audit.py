@@ -17,7 +17,7 @@ WAYS = {
 
 
 def audit_sheets(audit: Audit) -> list[Sheet]:
-    """The chance to pass of each counterfactual, and what each rule of credit was worth."""
+    """Tabulate the chances to pass and what each credit rule was worth."""
     size, repaired = audit.size, [one for one in audit.calls if one.fixed is not None]
     whole = sum(one.of_failure is not None and one.of_fix is not None for one in repaired)
     lost = f" and that have replays of each (left out: {len(repaired) - whole})" if whole < len(repaired) else ""

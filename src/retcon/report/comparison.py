@@ -1,4 +1,4 @@
-"""What a comparison left behind, read from its folder."""
+"""Figures, tables and curves of a finished comparison."""
 
 from __future__ import annotations
 
@@ -20,33 +20,32 @@ from retcon.report.tables import cell, number
 from retcon.store.whole import write_whole
 
 PLAIN, REPAIRED, FAULTS = "eval", "eval-repaired", "eval-faults"
-"""Folders of a run's evaluations: purification off; failed turns repaired as they happen; tools that have hiccups."""
+"""Folders of a run's evaluations: purification off; failed turns repaired as they happen; tools that fail at times."""
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRun:
-    """One arm's run of one seed. results: by condition (PLAIN, REPAIRED, FAULTS), of those that were measured."""
+class ArmRun:
+    """One arm's run of one seed. results: by condition (PLAIN, REPAIRED, FAULTS), of those measured."""
 
     run: Run
     results: dict[str, Result]
 
 
-def read_compared(out: Path, arm: str, seed: int) -> ComparedRun:
-    """Raises RecordError for a broken line of metrics, CheckpointError where the evaluation is absent or broken."""
+def read_arm_run(out: Path, arm: str, seed: int) -> ArmRun:
+    """Read one arm's run. Raises RecordError for broken metrics, CheckpointError without a sound evaluation."""
     folder = run_folder(out, arm, seed)
     run = read_run(folder, seed)
     others = {
         name: read_result(file) for name in (REPAIRED, FAULTS) if (file := folder / name / "result.json").is_file()
     }
-    return ComparedRun(run, {PLAIN: run.result, **others})
+    return ArmRun(run, {PLAIN: run.result, **others})
 
 
 def per_problem(
-    arms: Sequence[Sequence[ComparedRun]], condition: str, setting: str, value: Callable[[Problem], float | None]
+    arms: Sequence[Sequence[ArmRun]], condition: str, setting: str, value: Callable[[Problem], float | None]
 ) -> list[np.ndarray] | None:
-    """`value` of each problem in each run of each arm, (S, N) an arm, the same problems in all; None where a run was
-    not measured so, or no run has any. A problem that has no value in some run, such as for rollouts that faults took,
-    is left out: N may be 0."""
+    """Return `value` per problem and run, an (S, N) array an arm. None where a run lacks the setting or no run has any
+    value. Problems without a value in some run, such as after faults, are left out of all: N may be 0."""
     measured = [[_setting(run, condition, setting) for run in runs] for runs in arms]
     if any(found is None for runs in measured for found in runs):
         return None
@@ -60,27 +59,27 @@ def per_problem(
     return [np.array([[run[task] for task in tasks] for run in runs]) for runs in values]
 
 
-def evaluated_on(arms: Sequence[Sequence[ComparedRun]], condition: str, setting: str) -> int:
-    """How many problems the runs were measured on, those that have no value among them."""
+def evaluated_on(arms: Sequence[Sequence[ArmRun]], condition: str, setting: str) -> int:
+    """Count the problems that the runs were measured on, valued or not."""
     settings = (_setting(run, condition, setting) for runs in arms for run in runs)
     return len({problem.task for found in settings if found for problem in found.problems})
 
 
-def cpu_of_a_rollout(run: ComparedRun, condition: str, setting: str) -> float | None:
-    """Milliseconds of CPU time that the evaluation took for each rollout that no fault ended; None where there is
-    none."""
+def cpu_of_a_rollout(run: ArmRun, condition: str, setting: str) -> float | None:
+    """Return the evaluation's CPU milliseconds per rollout. Rollouts that faults ended are not counted; None if none
+    are left."""
     found = _setting(run, condition, setting)
     count = sum(problem.samples for problem in found.problems) if found else 0
     return 1000 * found.cpu_s / count if found and count else None
 
 
-def _setting(run: ComparedRun, condition: str, setting: str) -> Setting | None:
+def _setting(run: ArmRun, condition: str, setting: str) -> Setting | None:
     result = run.results.get(condition)
     return None if result is None else result.settings.get(setting)
 
 
 HELD_OUT = "eval_pass_rate"
-"""What evaluations in between tell (`evaluate.every`)."""
+"""Metric of the evaluations during training (`evaluate.every`)."""
 IN_TRAINING = "pass_rate"
 
 COMPARED = (
@@ -94,15 +93,15 @@ COMPARED = (
 )  # fmt: skip
 
 
-def learnt(runs: Iterable[Run]) -> str:
-    """The metric that the learning curves of all these are of: held-out problems where one of the runs has two
-    evaluations on them or more, else what training's own rollouts passed, which repairs raise."""
+def curve_metric(runs: Iterable[Run]) -> str:
+    """Return the metric of the learning curves. Held-out problems if some run has two evaluations on them or more, else
+    the pass rate of training's own rollouts, which repairs raise."""
     counts = (sum(step.get(HELD_OUT) is not None for step in run.metrics) for run in runs)
     return HELD_OUT if any(count > 1 for count in counts) else IN_TRAINING
 
 
 def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and heights, both (T,), of a run's learning curve: its evaluations, or the running mean of training."""
+    """Return steps and heights, both (T,), of a run's learning curve: evaluations, or training's running mean."""
     if metric != IN_TRAINING:
         points = [(step["step"] or 0, value) for step in run.metrics if (value := step.get(metric)) is not None]
         steps, heights = np.array(points, dtype=float).reshape(-1, 2).T
@@ -113,8 +112,8 @@ def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
     return steps[known], running_mean(rates)[known]
 
 
-def area(run: Run, metric: str) -> float | None:
-    """The curve's mean height from its first point to its last, by trapezoids; None of fewer than two points."""
+def curve_area(run: Run, metric: str) -> float | None:
+    """Return the curve's mean height by trapezoids; None for fewer than two points."""
     steps, heights = curve_of(run, metric)
     if len(steps) < 2:
         return None
@@ -122,8 +121,8 @@ def area(run: Run, metric: str) -> float | None:
 
 
 def at_tokens(run: Run, tokens: float) -> float | None:
-    """What the run passed of the held-out problems when it had sampled so many tokens, on the line between the two
-    evaluations about it; None where there are none."""
+    """Return the held-out pass rate after `tokens` sampled tokens. Interpolated between the evaluations around it; None
+    outside of them."""
     places, heights, sampled = [], [], 0.0
     for step in run.metrics:
         sampled += step.get("sampled_tokens") or 0.0
@@ -136,7 +135,7 @@ def at_tokens(run: Run, tokens: float) -> float | None:
 
 
 def steps_to(run: Run, goal: Run, metric: str) -> float | None:
-    """The first step at which the run's curve is as high as the last point of `goal`'s; None where it never is."""
+    """Return the first step that reaches `goal`'s last height, or None."""
     (steps, heights), (_, reached) = curve_of(run, metric), curve_of(goal, metric)
     if not len(heights) or not len(reached):
         return None
@@ -149,8 +148,8 @@ SEEDS_OF_A_FINDING = 5
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One figure of evaluations. value: of a problem, None where it has none. better: the sign of what is better.
-    bounded: whether it lies between 0 and 1."""
+    """One figure of evaluations. value: of a problem, or None. better: the sign of what is better. bounded: whether it
+    lies between 0 and 1."""
 
     name: str
     label: str
@@ -177,7 +176,7 @@ MEASURES = (
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """How something was measured. suffix: of its figures' names."""
+    """Condition of a measurement. suffix: of its figures' names."""
 
     title: str
     folder: str
@@ -194,8 +193,8 @@ CONDITIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """counted: problems that have a value in every run, over which a figure is; of: all that were measured."""
+class ProblemCount:
+    """Number of problems behind a figure. counted: with a value in every run. of: all that were measured."""
 
     counted: int
     of: int
@@ -203,9 +202,8 @@ class Over:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One row of a comparison. section: what it is of. arms: each arm's estimate, None where there is none.
-    differences: from the first arm, of the others, where they can be paired. problems: None where the figures are of no
-    problems."""
+    """One row of a comparison. arms: each arm's estimate or None. differences: the other arms less the first, where
+    they can be paired. problems: None for figures that are not over problems."""
 
     section: str
     name: str
@@ -214,15 +212,15 @@ class Figure:
     better: int
     arms: dict[str, Interval | None]
     differences: dict[str, Paired]
-    problems: Over | None = None
+    problems: ProblemCount | None = None
 
 
-Arms = Mapping[str, Sequence[ComparedRun]]
+Arms = Mapping[str, Sequence[ArmRun]]
 """Each arm's runs, one a seed, in the same order in all arms; the first arm is what the others are compared with."""
 
 
 def figures(arms: Arms) -> list[Figure]:
-    """All of them, in the order of the table; those that nothing was measured of are left out."""
+    """Return all figures in table order, leaving out those without a measurement."""
     return [*_evaluated(arms), *_learning(arms), *_costs(arms)]
 
 
@@ -246,7 +244,7 @@ def _evaluated(arms: Arms) -> list[Figure]:
                     measure.better,
                     {arm: over_runs(v, floor=0.0, ceiling=most) if count else None for arm, v in of_arm},
                     {arm: paired(v, values[0], most=most) for arm, v in apart if count},
-                    Over(count, evaluated_on(list(arms.values()), condition.folder, condition.setting)),
+                    ProblemCount(count, evaluated_on(list(arms.values()), condition.folder, condition.setting)),
                 )
             )
         times = {arm: [cpu_of_a_rollout(run, condition.folder, condition.setting) for run in arms[arm]] for arm in arms}
@@ -256,10 +254,10 @@ def _evaluated(arms: Arms) -> list[Figure]:
 
 
 def _learning(arms: Arms) -> list[Figure]:
-    """The learning curve: its mean height, its height at the tokens that the thriftiest arm of the seed had sampled in
-    the end, and how many steps an arm took to where the first arm ended, of those seeds that came there."""
-    metric = learnt(run.run for runs in arms.values() for run in runs)
-    areas = {arm: [area(run.run, metric) for run in runs] for arm, runs in arms.items()}
+    """Figures of the learning curve: its mean height, its height at the tokens of the seed's thriftiest arm, and the
+    steps to the first arm's final height, over the seeds that reached it."""
+    metric = curve_metric(run.run for runs in arms.values() for run in runs)
+    areas = {arm: [curve_area(run.run, metric) for run in runs] for arm, runs in arms.items()}
     first = next(iter(arms))
     steps = {
         arm: [steps_to(run.run, goal.run, metric) for run, goal in zip(runs, arms[first], strict=True)]
@@ -284,7 +282,7 @@ def _at_equal_tokens(arms: Arms) -> dict[str, list[float | None]]:
 
 def _costs(arms: Arms) -> list[Figure]:
     title = "training"
-    told: list[tuple[str, str, Callable[[ComparedRun], float | None]]] = [
+    costs: list[tuple[str, str, Callable[[ArmRun], float | None]]] = [
         ("steps", "steps", lambda run: float(len(run.run.metrics))),
         ("rollouts", "rollouts made", lambda run: run.run.total("rollouts")),
         ("trained_rollouts", "rollouts trained on", lambda run: run.run.total("kept")),
@@ -295,25 +293,25 @@ def _costs(arms: Arms) -> list[Figure]:
     ]
     rows = [
         by_seed(title, name, label, 0, 0, {arm: [value(run) for run in runs] for arm, runs in arms.items()})
-        for name, label, value in told
+        for name, label, value in costs
     ]
     return [row for row in rows if row.name != "alarms" or any(one and one.mean for one in row.arms.values())]
 
 
-def _alarms(run: ComparedRun) -> float | None:
-    """Times that the alarm began."""
-    told = [step.get("first_try_alarm") for step in run.run.metrics]
-    if all(one is None for one in told):
+def _alarms(run: ArmRun) -> float | None:
+    """Count how often the alarm began."""
+    alarms = [step.get("first_try_alarm") for step in run.run.metrics]
+    if all(one is None for one in alarms):
         return None
-    return float(sum(bool(now) and not before for before, now in zip([None, *told], told, strict=False)))
+    return float(sum(bool(now) and not before for before, now in zip([None, *alarms], alarms, strict=False)))
 
 
 def by_seed(
     title: str, name: str, label: str, digits: int, better: int, values: Mapping[str, Sequence[float | None]],
     *, most: float = math.inf, least: float = 0.0,
 ) -> Figure:  # fmt: skip
-    """A figure from `least` to `most`, of which each run has one: Student's t over seeds; of one seed the value alone.
-    Differences are paired by seed."""
+    """Return a figure from `least` to `most` with one value a run: Student's t over seeds, or the value of a single
+    seed. Differences are paired by seed."""
     known = {arm: [v for v in own if v is not None] for arm, own in values.items()}
     first, *others = known
     whole = {arm for arm, own in values.items() if len(known[arm]) == len(own)}
@@ -327,8 +325,8 @@ def by_seed(
 
 
 def _reached(title: str, steps: Mapping[str, Sequence[float | None] | None]) -> list[Figure]:
-    """Steps to the first arm's final score, the mean of the seeds that reached it; and how many did. steps: None of an
-    arm without curves."""
+    """Steps to the first arm's final score, as the mean of the seeds that reached it, and how many did. steps: None for
+    an arm without curves."""
     known = {arm: None if own is None else [v for v in own if v is not None] for arm, own in steps.items()}
     means = {arm: exactly(statistics.fmean(own)) if own else None for arm, own in known.items()}
     counts = {arm: None if own is None else exactly(float(len(own))) for arm, own in known.items()}
@@ -346,13 +344,13 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """A comparison that is over. name: of the cell that it is. arms: each arm's runs, one a seed; the first is what the
-    others are compared with. recipes: of the arms. matched: in words, what is equal in all. faults: share of calls that
-    failed in that condition. seconds: wall, of everything."""
+class ArmComparison:
+    """A finished comparison. name: of the cell. arms: each arm's runs, one a seed, the first being the baseline.
+    recipes: by arm. matched: the equal budget in words. faults: share of calls that fail in that condition. seconds:
+    wall time in all."""
 
     name: str
-    arms: dict[str, list[ComparedRun]]
+    arms: dict[str, list[ArmRun]]
     recipes: dict[str, str]
     matched: str
     faults: float
@@ -363,9 +361,9 @@ class Compared:
         return [run.run.seed for run in next(iter(self.arms.values()))]
 
 
-def write_compared(found: Compared, out: Path) -> list[Sheet]:
-    """Writes compare.json, tables as table.md, table.tex and table.csv, and curves as PNG and SVG; the two tables.
-    Raises StorageError, MissingExtra without matplotlib."""
+def write_comparison(found: ArmComparison, out: Path) -> list[Sheet]:
+    """Write compare.json, table.md, table.tex, table.csv and curves (PNG, SVG); return the tables. Raises StorageError,
+    MissingExtra without matplotlib."""
     rows = figures(found.arms)
     sheets = [_values(found, rows), _differences(found, rows)]
     write_whole(out / "compare.json", msgspec.json.format(msgspec.json.encode(summary(found, rows)), indent=1) + b"\n")
@@ -377,16 +375,16 @@ def write_compared(found: Compared, out: Path) -> list[Sheet]:
     return sheets
 
 
-def summary(found: Compared, rows: Sequence[Figure]) -> dict[str, object]:
-    """compare.json: one cell, its arms with their figures by name, each {mean, low, high}; under `difference` the same
-    of this arm less the first, paired, with what each seed says; and over how many problems each figure is."""
+def summary(found: ArmComparison, rows: Sequence[Figure]) -> dict[str, object]:
+    """Return the content of compare.json. One cell; each arm's figures by name as {mean, low, high}; under `difference`
+    the arm less the first, paired, with each seed's value; and how many problems are behind each figure."""
     first = next(iter(found.arms))
     arms = {
         arm: {
             "recipe": found.recipes[arm],
             "seeds": found.seeds,
             **{row.name: row.arms[arm] for row in rows},
-            **({"difference": {r.name: _told(r.differences[arm]) for r in rows if arm in r.differences}}
+            **({"difference": {r.name: _difference_fields(r.differences[arm]) for r in rows if arm in r.differences}}
                if arm != first else {}),
         }
         for arm in found.arms
@@ -406,29 +404,29 @@ def summary(found: Compared, rows: Sequence[Figure]) -> dict[str, object]:
 
 
 def caveat(seeds: int) -> str:
-    """What so few seeds are worth; empty for enough."""
+    """Return a warning that so few seeds prove little, or ""."""
     if seeds >= SEEDS_OF_A_FINDING:
         return ""
     many = "One seed" if seeds == 1 else f"{seeds} seeds"
-    said = "say" if seeds > 1 else "says"
-    return f"{many} {said} little about other seeds: this is not a finding. For one, take {SEEDS_OF_A_FINDING} or more."
+    says = "say" if seeds > 1 else "says"
+    return f"{many} {says} little about other seeds: this is not a finding. For one, take {SEEDS_OF_A_FINDING} or more."
 
 
-def partly(rows: Sequence[Figure], label: Callable[[Figure], str]) -> list[str]:
-    """A sentence on the figures that some problems are left out of; none where there are none."""
+def note_left_out(rows: Sequence[Figure], label: Callable[[Figure], str]) -> list[str]:
+    """Return a note on figures that leave out problems, if any do."""
     left = [
         f"{label(row)} {over.counted} of {over.of}" for row in rows if (over := row.problems) and over.counted < over.of
     ]
     return [f"Over the problems that have a value in every run alone: {', '.join(left)}."] if left else []
 
 
-def _told(one: Paired) -> dict[str, object]:
-    """better, worse: problems, where it is a figure of problems."""
+def _difference_fields(one: Paired) -> dict[str, object]:
+    """Fields of a difference; better and worse count problems, where it is over problems."""
     counts = {"better": one.better, "worse": one.worse} if one.better or one.worse else {}
     return {**asdict(one.difference), "by_seed": list(one.by_seed), **counts}
 
 
-def _values(found: Compared, rows: Sequence[Figure]) -> Sheet:
+def _values(found: ArmComparison, rows: Sequence[Figure]) -> Sheet:
     cells = [(row, (row.label, *(cell(row.arms[arm], row.digits) for arm in found.arms))) for row in rows]
     seeds = len(found.seeds)
     ranges = "crossed bootstrap over seeds and problems" if seeds > 1 else "bootstrap over problems"
@@ -441,12 +439,12 @@ def _values(found: Compared, rows: Sequence[Figure]) -> Sheet:
         notes.append(f"Faulty tools: {found.faults:.0%} of calls fail with a TimeoutError or a ConnectionError.")
     return Sheet(
         f"{len(found.arms)} arms, {seeds} {'seed' if seeds == 1 else 'seeds'}", ("", *found.arms), _sections(cells),
-        (*notes, *partly(rows, lambda row: f"{row.label} ({row.section})"), *_caveats(seeds)),
+        (*notes, *note_left_out(rows, lambda row: f"{row.label} ({row.section})"), *_caveats(seeds)),
     )  # fmt: skip
 
 
-def _differences(found: Compared, rows: Sequence[Figure]) -> Sheet:
-    """Of what is better or worse; costs are told in the other table."""
+def _differences(found: ArmComparison, rows: Sequence[Figure]) -> Sheet:
+    """Table of the figures that can be better or worse; costs are in the other table."""
     first, *others = found.arms
     cells = [
         (row, (row.label, *(difference(row.differences.get(arm), row.digits) for arm in others)))
@@ -458,7 +456,7 @@ def _differences(found: Compared, rows: Sequence[Figure]) -> Sheet:
 
 
 def _caveats(seeds: int) -> list[str]:
-    return [said] if (said := caveat(seeds)) else []
+    return [text] if (text := caveat(seeds)) else []
 
 
 def _sections(
@@ -469,7 +467,7 @@ def _sections(
 
 
 def difference(one: Paired | None, digits: int) -> str:
-    """`+.012 [−.020, +.044]`, with a star where the range leaves out 0."""
+    """Format as `+.012 [−.020, +.044]`, starred where the range leaves out 0."""
     if one is None:
         return "–"
     interval = one.difference
@@ -480,14 +478,14 @@ def difference(one: Paired | None, digits: int) -> str:
 
 
 def signed(value: float, digits: int) -> str:
-    """`+.012`, `−.020`, `.000`."""
+    """Format as `+.012`, `−.020` or `.000`."""
     text = number(abs(value), digits)
     if not round(value, digits):
         return text
     return f"{'+' if value > 0 else '−'}{text}"
 
 
-def _long(found: Compared, rows: Sequence[Figure]) -> list[list[object]]:
+def _long(found: ArmComparison, rows: Sequence[Figure]) -> list[list[object]]:
     """A row for each figure of each arm."""
     heads = ["section", "figure", "arm", "seeds", "mean", "low", "high"]
     made: list[list[object]] = [[*heads, "difference", "difference_low", "difference_high"]]

@@ -1,4 +1,4 @@
-"""Evaluations as logs of Inspect (`inspect view`, `inspect_ai.analysis`), written with its own API."""
+"""Logs of Inspect (`inspect view`, `inspect_ai.analysis`), written with its API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.core.texts import strip_turn_end
 from retcon.core.types import Trajectory, Turn
-from retcon.evaluate.card import card_of, listed
+from retcon.evaluate.card import as_text, card_of
 from retcon.evaluate.result import Result, Setting, read_result, tokens_read
 from retcon.evaluate.statistics import standard_error
 from retcon.store import jsonl
@@ -162,7 +162,7 @@ def _sample(trajectory: Trajectory, task: Task | None, model: str, epoch: int) -
     if trajectory.reward is not None:
         grader = task.meta.get("grader") if task else None
         right = {str(grader or "grader"): trajectory.reward > 0, **(trajectory.grades or {})}
-        scores = {name: Score(value="C" if said else "I", answer=trajectory.answer) for name, said in right.items()}
+        scores = {name: Score(value="C" if passed else "I", answer=trajectory.answer) for name, passed in right.items()}
     final = trajectory.turns[-1].text if trajectory.turns else ""
     read, written = tokens_read(trajectory), trajectory.sampled_tokens
     return EvalSample(
@@ -188,7 +188,7 @@ def _messages(turn: Turn) -> list[Any]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
     from inspect_ai.tool import ToolCall
 
-    said = turn.text[: turn.calls[0].char].rstrip("\n") if turn.calls else strip_turn_end(turn.text)
+    text = turn.text[: turn.calls[0].char].rstrip("\n") if turn.calls else strip_turn_end(turn.text)
     calls = [
         ToolCall(
             id=call.id,
@@ -203,7 +203,7 @@ def _messages(turn: Turn) -> list[Any]:
         ChatMessageTool(content=o.text, tool_call_id=o.call_id, function=names.get(o.call_id), error=_error(o))
         for o in turn.observations
     ]
-    return [ChatMessageAssistant(content=said, tool_calls=calls or None), *answers]
+    return [ChatMessageAssistant(content=text, tool_calls=calls or None), *answers]
 
 
 def _error(observation: Any) -> Any:
@@ -220,12 +220,12 @@ def _events(turn: Turn, model: str, before: Iterable[Any]) -> list[Any]:
     from inspect_ai.event import ModelEvent, ToolEvent
     from inspect_ai.model import ChatCompletionChoice, GenerateConfig, ModelOutput, ModelUsage
 
-    said, *answers = _messages(turn)
+    reply, *answers = _messages(turn)
     written = sum(len(s.ids or ()) for s in turn.generated)
     stop = {"call": "tool_calls", "length": "max_tokens"}.get(turn.stop, "stop")
     output = ModelOutput(
         model=model,
-        choices=[ChatCompletionChoice(message=said, stop_reason=stop)],
+        choices=[ChatCompletionChoice(message=reply, stop_reason=stop)],
         usage=ModelUsage(input_tokens=0, output_tokens=written, total_tokens=written),
     )
     events: list[Any] = [
@@ -233,7 +233,7 @@ def _events(turn: Turn, model: str, before: Iterable[Any]) -> list[Any]:
             model=model, input=list(before), tools=[], tool_choice="auto", config=GenerateConfig(), output=output
         )
     ]
-    for call, answer, observation in zip(said.tool_calls or (), answers, turn.observations, strict=False):
+    for call, answer, observation in zip(reply.tool_calls or (), answers, turn.observations, strict=False):
         events.append(
             ToolEvent(
                 id=call.id, function=call.function, arguments=call.arguments, result=answer.content, error=answer.error,
@@ -247,10 +247,10 @@ def _repair(turn: Turn, model: str, before: Sequence[Any]) -> list[Any]:
     """The attempts that a repair took out of a turn, as they were sampled, and what it decided."""
     from inspect_ai.event import InfoEvent
 
-    record, told, events = turn.repair, list(before), []
+    record, history, events = turn.repair, list(before), []
     for attempt in turn.raw():
-        events += _events(attempt, model, told)
-        told += _messages(attempt)
+        events += _events(attempt, model, history)
+        history += _messages(attempt)
     about = {"decision": record.decision, "similarity": record.similarity, "attempts": record.attempts,
              "reason": record.reason} if record else {}  # fmt: skip
-    return [*events, InfoEvent(source="retcon.repair", data={**about, "text": listed(about)})]
+    return [*events, InfoEvent(source="retcon.repair", data={**about, "text": as_text(about)})]

@@ -1,4 +1,4 @@
-"""HTML pages about runs: one file each, which opens from disk and needs no network."""
+"""HTML pages about runs: one file each, which opens from disk without a network."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.evaluate.result import PASS_AT, Result, Setting
 from retcon.evaluate.statistics import over_problems
 from retcon.report.comparison import HELD_OUT
-from retcon.report.plots import COLD_START, CURVES, Curve, Look, draw, looks, need_matplotlib, value_of
-from retcon.report.runs import Comparison, Viewed
+from retcon.report.plots import COLD_START, CURVES, Curve, LineStyle, draw, line_styles, need_matplotlib, value_of
+from retcon.report.runs import Comparison, RunSummary
 from retcon.report.tables import (
     ABOUT,
     Figures,
@@ -39,8 +39,8 @@ TITLE = "<title>Retcon: "
 
 
 def document(title: str, parts: Sequence[str]) -> str:
-    """A whole page. title: after the name of this program. parts: HTML. Names of files that are no text are shown with
-    a `?`."""
+    """Return a whole page. title: after the program's name. parts: HTML. File names that are not valid text are shown
+    with a `?`."""
     css = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     page = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -53,7 +53,7 @@ def document(title: str, parts: Sequence[str]) -> str:
 
 
 def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
-    """The pictures, embedded."""
+    """Return HTML with the pictures embedded."""
     if not pictures:
         return "<p>No pictures: matplotlib was not installed.</p>"
     images = "".join(
@@ -65,7 +65,7 @@ def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
 
 
 def sides_of(trajectory: Trajectory, link: str = "") -> str:
-    """A trajectory as it was sampled, beside what is trained on. link: to it in a view."""
+    """Show a trajectory as sampled beside what is trained on. link: to it in a view."""
     before = "".join(_before(turn) for turn in trajectory.turns)
     after = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
@@ -92,12 +92,12 @@ def _before(turn: Turn) -> str:
 
 
 def prompt_of(trajectory: Trajectory) -> str:
-    """All that the model was given before its first turn."""
+    """Return the prompt as HTML."""
     return f"<pre>{escape(''.join(s.text for s in trajectory.prompt).strip())}</pre>"
 
 
-def table_of(columns: Mapping[str, Look], body: str) -> str:
-    """A table whose first column holds labels. columns: the heads of the others, each with its colour. body: rows."""
+def table_of(columns: Mapping[str, LineStyle], body: str) -> str:
+    """Return a table whose first column holds labels. columns: heads of the others with their colours. body: rows."""
     heads = "".join(
         f'<th><span class="swatch" style="background:{look.colour}"></span>{escape(name)}</th>'
         for name, look in columns.items()
@@ -106,7 +106,7 @@ def table_of(columns: Mapping[str, Look], body: str) -> str:
 
 
 def blocks_of(turn: Turn, written: str = "") -> Iterator[str]:
-    """What the model wrote and what the tools answered, one block each; the template's glue is left out."""
+    """Yield an HTML block per text, without the template's markup."""
     statuses = iter(o.status for o in turn.observations if o.text)  # an empty observation has no segment
     for segment in turn.segments:
         if segment.kind == "observation":
@@ -122,7 +122,7 @@ def blocks_of(turn: Turn, written: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the quickstart's page shows. pictures: PNG files. shown: a repaired trajectory."""
+    """Content of the quickstart's page. pictures: PNG files. shown: a repaired trajectory."""
 
     comparison: Comparison
     pictures: Mapping[Curve, bytes]
@@ -131,7 +131,7 @@ class Report:
 
 
 def comparison_page(report: Report) -> str:
-    """HTML page of a quickstart. Texts that come from a run are escaped, pictures are embedded."""
+    """Return the HTML page of a quickstart. Texts from runs are escaped, pictures embedded."""
     compared = report.comparison
     cold, arms = figures([compared.cold_start]), {arm: figures(runs) for arm, runs in compared.arms.items()}
     names, seeds = ", ".join(arms), len(compared.seeds)
@@ -143,7 +143,7 @@ def comparison_page(report: Report) -> str:
         f"seed{'s' if seeds > 1 else ''} each, in {compared.seconds / 60:.1f} minutes.</p>",
         "<h2>Evaluation</h2>",
         "<p>Purification is off and no training saw these problems. Failed calls are counted as they happen.</p>",
-        table_of({"cold start": COLD_START, **looks(arms)}, body),
+        table_of({"cold start": COLD_START, **line_styles(arms)}, body),
         f'<p class="soft">{escape(interval_note(seeds))}</p>',
         "<h2>Learning curves</h2>",
         "<p>Of the rollouts that training made. Where an arm is purified, a failed call may be gone from what is "
@@ -196,9 +196,9 @@ ALL = (
     Curve("tokens_per_second", "tokens_per_second", "Speed", "tokens a second"),
 )  # fmt: skip
 ZERO_SAYS = ("pass_rate", "raw_failures", HELD_OUT, "eval_failed_calls")
-"""Metrics that have a curve even where all is 0."""
+"""Metrics that are drawn even where all values are 0."""
 LATE = 10
-"""Steps that a figure of the end is the mean of."""
+"""Last steps that a final figure is the mean of."""
 FIGURES = (
     ("reward", "reward", 3),
     ("pass_rate", "rollouts that pass", 3),
@@ -210,16 +210,16 @@ FIGURES = (
 )
 """(metric, label, digits)."""
 FIRST = "<h2>Runs</h2>"
-"""The first heading of such a page, and of no other."""
+"""The first heading of a page of runs, and of no other."""
 PAGE = "report.html"
 MADE_BY = {"Software": "retcon report"}
-"""PNG text by which pictures of `retcon report` are known."""
+"""PNG text that marks pictures of `retcon report`."""
 KINDS = {"sft": "supervised", "dpo": "preferences", "rl": "reinforcement learning", "eval": "evaluation"}
 
 
-def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
-    """Writes `<name>.png` of every curve that some run has, all runs in one picture. Raises MissingExtra; RecordError,
-    before anything is written, for a picture that is there without such a page; StorageError."""
+def draw_runs(runs: Sequence[RunSummary], out: Path) -> dict[Curve, Path]:
+    """Write `<name>.png` of every curve that some run has. Raises MissingExtra; RecordError, before anything is
+    written, for a picture that is there without such a page; StorageError."""
     need_matplotlib()
     drawn: dict[Curve, dict[str, np.ndarray]] = {}
     for curve in ALL:
@@ -234,10 +234,10 @@ def draw_runs(runs: Sequence[Viewed], out: Path) -> dict[Curve, Path]:
     return {curve: draw(curve, series, names, out, stages=stages, about=MADE_BY) for curve, series in drawn.items()}
 
 
-def _values(run: Viewed, curve: Curve) -> np.ndarray | None:
+def _values(run: RunSummary, curve: Curve) -> np.ndarray | None:
     """(1, steps), NaN where a step has none; None where no step has one."""
     if curve.metric == "loss" and run.kind == "rl":
-        return None  # its size and sign follow the advantages: it says nothing to the eye
+        return None  # its size and sign follow the advantages: a curve would mislead
     found = np.full((1, len(run.metrics)), np.nan)
     for n, step in enumerate(run.metrics):
         if (value := value_of(step, curve)) is not None:
@@ -247,14 +247,14 @@ def _values(run: Viewed, curve: Curve) -> np.ndarray | None:
 
 
 def runs_page(
-    runs: Sequence[Viewed],
+    runs: Sequence[RunSummary],
     pictures: Mapping[Curve, bytes],
     shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]],
     commands: Sequence[str],
     links: Mapping[str, Mapping[str, str]] | None = None,
 ) -> str:
-    """The whole page. pictures: PNGs. shown: run to `some_trajectories`. commands: what repeats the runs. links: run to
-    the links of trajectories, by id. Every text that comes from a run is escaped."""
+    """Return the whole page; texts from runs are escaped. pictures: PNGs. shown: run to `some_trajectories`. commands:
+    what repeats the runs. links: run to the links of trajectories, by id."""
     going = [run for run in runs if not run.finished]
     title = ", ".join(run.name for run in runs)
     parts = [
@@ -286,12 +286,12 @@ def runs_page(
 
 
 def is_runs_page(file: Path) -> bool:
-    """Whether `runs_page` made it, of this version or an earlier one."""
+    """Whether `runs_page` of this version or an earlier one wrote the file."""
     text = file.read_bytes() if file.is_file() else b""
     return TITLE.encode() in text[:1000] and text[text.find(b"<h2>") :].startswith(FIRST.encode())
 
 
-def _runs_table(runs: Sequence[Viewed]) -> str:
+def _runs_table(runs: Sequence[RunSummary]) -> str:
     rows: list[tuple[str, list[str]]] = [
         ("kind", [KINDS[run.kind] for run in runs]),
         ("model", [run.start or "–" for run in runs]),
@@ -312,11 +312,11 @@ def _runs_table(runs: Sequence[Viewed]) -> str:
     return f'{_rows(runs, rows)}<p class="soft">{places}</p>'
 
 
-def _rows(runs: Sequence[Viewed], rows: Sequence[tuple[str, list[str]]]) -> str:
+def _rows(runs: Sequence[RunSummary], rows: Sequence[tuple[str, list[str]]]) -> str:
     return _table(runs, [(label, cells) for label, cells in rows if any(c != "–" for c in cells)])
 
 
-def _evaluations(runs: Sequence[Viewed]) -> str:
+def _evaluations(runs: Sequence[RunSummary]) -> str:
     evaluated = [run for run in runs if run.result is not None]
     rows: list[tuple[str, list[str]]] = []
     by_sampling = [_by_sampling(run.result) for run in evaluated if run.result]
@@ -337,7 +337,7 @@ def _evaluations(runs: Sequence[Viewed]) -> str:
 
 
 def _by_sampling(result: Result) -> dict[tuple[float, float, int], Setting]:
-    """By temperature and top-p, which a setting's name does not tell, and how many before it have the same."""
+    """By temperature, top-p and a counter of equal ones, as a setting's name does not hold them."""
     found: dict[tuple[float, float, int], Setting] = {}
     seen: Counter[tuple[float, float]] = Counter()
     for setting in result.settings.values():
@@ -347,25 +347,25 @@ def _by_sampling(result: Result) -> dict[tuple[float, float, int], Setting]:
     return found
 
 
-def _table(runs: Sequence[Viewed], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+def _table(runs: Sequence[RunSummary], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     body = "".join(
         f"<tr><td>{escape(label)}</td>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         for label, cells in rows
     )
-    return table_of(looks(run.name for run in runs), body)
+    return table_of(line_styles(run.name for run in runs), body)
 
 
 def _one(trajectory: Trajectory, link: str) -> str:
     good = (trajectory.reward or 0) > 0
-    said = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
+    blocks = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
         f"<h3>{'Passed' if good else 'Failed'}</h3>"
         f'<p class="soft">{_linked(trajectory, link)}, reward {trajectory.reward:g}, stop {trajectory.stop}, '
-        f"{counted(trajectory.calls, 'call')}, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{said}"
+        f"{counted(trajectory.calls, 'call')}, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{blocks}"
     )
 
 
-def _tasks(run: Viewed) -> str:
+def _tasks(run: RunSummary) -> str:
     about = run.recipe.get("task", {})
     if run.kind in ("sft", "dpo") or not about:
         return "–"
@@ -374,15 +374,15 @@ def _tasks(run: Viewed) -> str:
     return ", ".join(Path(str(p)).name for p in paths if p) or str(about.get("name") or about.get("kind", "–"))
 
 
-def _late(run: Viewed, metric: str, digits: int) -> str:
+def _late(run: RunSummary, metric: str, digits: int) -> str:
     if metric == "loss" and run.kind == "rl":
         return "–"
     values = [v for step in run.metrics[-LATE:] if (v := step.get(metric)) is not None]
     return f"{sum(values) / len(values):,.{digits}f}" if values else "–"
 
 
-def _last(run: Viewed, metric: str, digits: int) -> str:
-    """Of the last step that has it, as evaluations in between are not of all."""
+def _last(run: RunSummary, metric: str, digits: int) -> str:
+    """Value at the last step that has one, as not every step has an evaluation."""
     known = [value for step in run.metrics if (value := step.get(metric)) is not None]
     return f"{known[-1]:,.{digits}f}" if known else "–"
 

@@ -19,21 +19,21 @@ from retcon.store.whole import whole_file
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """colour: hex. line: a matplotlib line style."""
+class LineStyle:
+    """Colour (hex) and matplotlib line style of an arm."""
 
     colour: str
     line: str
 
 
-# Okabe and Ito's palette: told apart by colour-blind readers; the line styles by readers of grey prints.
-COLD_START = Look("#555555", ":")
-_KNOWN = {"baseline": Look("#0072B2", "--"), "saar": Look("#D55E00", "-"), "roc": Look("#009E73", "-.")}
-_OTHERS = (Look("#CC79A7", "-"), Look("#E69F00", "--"), Look("#56B4E9", "-."), Look("#000000", ":"))
+# Okabe and Ito's palette: distinguishable by colour-blind readers; the line styles by readers of grey prints.
+COLD_START = LineStyle("#555555", ":")
+_KNOWN = {"baseline": LineStyle("#0072B2", "--"), "saar": LineStyle("#D55E00", "-"), "roc": LineStyle("#009E73", "-.")}
+_OTHERS = (LineStyle("#CC79A7", "-"), LineStyle("#E69F00", "--"), LineStyle("#56B4E9", "-."), LineStyle("#000000", ":"))
 
 
-def looks(arms: Iterable[str]) -> dict[str, Look]:
-    """A look for every arm; the shipped arms always have their own."""
+def line_styles(arms: Iterable[str]) -> dict[str, LineStyle]:
+    """Return each arm's colour and line style, fixed for shipped arms."""
     others = cycle(_OTHERS)
     return {arm: _KNOWN.get(arm) or next(others) for arm in arms}
 
@@ -43,9 +43,9 @@ SMOOTHING = 5  # steps of the running mean
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: the metric it is divided by, if any.
-    top: where the axis ends, unless all values are far below (`top_of`). from_zero: whether it begins at 0. smooth:
-    whether the thick line is a running mean. over: the metric whose sum so far stands in place of the step, if any."""
+    """One picture: a metric over steps. metric: its name in metrics.jsonl. per: a metric to divide by. top: end of the
+    axis, unless all values are far below (`top_of`). from_zero: whether the axis begins at 0. smooth: whether the thick
+    line is a running mean. over: metric whose running sum replaces the step on the axis."""
 
     name: str
     metric: str
@@ -70,8 +70,8 @@ CURVES = (
 def draw_curves(
     arms: Mapping[str, Sequence[Run]], out: Path, *, curves: Sequence[Curve] = CURVES, formats: Sequence[str] = ("png",)
 ) -> dict[Curve, Path]:
-    """Writes `<name>.<format>` for each curve that some run of some arm has; the first file of each. Raises
-    MissingExtra without matplotlib, StorageError.
+    """Write `<name>.<format>` for each curve that some run has; return the first files. Raises MissingExtra without
+    matplotlib, StorageError.
 
     Thin lines are steps (one seed) and the band their range over seeds; thick lines are running means.
     """
@@ -80,7 +80,7 @@ def draw_curves(
     for curve in curves:
         series = {arm: values for arm, runs in arms.items() if (values := steps_of(runs, curve)).size}
         if not curve.smooth:
-            series = {arm: shared(values) for arm, values in series.items()}
+            series = {arm: drop_partial_steps(values) for arm, values in series.items()}
         if series:
             places = {arm: places_of(arms[arm], curve, values.shape[1]) for arm, values in series.items()}
             files[curve] = draw(curve, series, list(arms), out, places=places, formats=formats)
@@ -88,7 +88,7 @@ def draw_curves(
 
 
 def need_matplotlib() -> None:
-    """Raises MissingExtra where pictures cannot be drawn."""
+    """Raise MissingExtra where matplotlib is missing."""
     if find_spec("matplotlib") is None:
         raise MissingExtra(f"pictures need matplotlib: {how_to_install('report')}")
 
@@ -104,11 +104,10 @@ def draw(
     stages: Mapping[str, Sequence[tuple[str, int, int]]] = MappingProxyType({}),
     about: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """Writes `<name>.<format>` of one curve into `out`; the first file. series: name to (seeds, steps), NaN where a
-    step has no value. names: of all that are compared, so that each looks alike in every picture. places: where each
-    column of a series stands on the axis, (steps,); the step's number where None. stages: of a run, each with its name,
-    first and last step; where one begins that is not the first, there is a line. about: texts that stand in the file,
-    by the format's own keys (PNG: `Software`). Raises StorageError."""
+    """Write `<name>.<format>` of one curve into `out`; return the first file. series: name to (seeds, steps), NaN where
+    a step has no value. names: of all arms, so that each looks alike in every picture. places: x of each column,
+    (steps,), by default the step's number. stages: each run's stages as name, first and last step, with a line at each
+    change. about: texts that stand in the file, by the format's own keys (PNG: `Software`). Raises StorageError."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -117,14 +116,14 @@ def draw(
         # A Figure of its own, not pyplot: no global state, nothing to close.
         figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
         axes = figure.add_subplot()
-        for name, look in looks(names).items():
+        for name, look in line_styles(names).items():
             if name not in series:
                 continue
             values = series[name]
             steps = np.arange(1, values.shape[1] + 1) if places is None else places[name]
             known = ~np.isnan(values).all(0)  # such as evaluations, which not every step has
             values, steps = values[:, known], steps[known]
-            least, mean, greatest = across(values)
+            least, mean, greatest = min_mean_max(values)
             if len(values) > 1:
                 axes.fill_between(steps, least, greatest, color=look.colour, alpha=0.15, linewidth=0)
             else:
@@ -140,7 +139,7 @@ def draw(
                 color=look.colour,
                 linestyle=look.line,
                 linewidth=2,
-                label=shown(name),
+                label=escape_name(name),
             )
             for stage, first, _ in stages.get(name, ())[1:]:
                 axes.axvline(first - 0.5, color=look.colour, linestyle=":", linewidth=1)
@@ -167,28 +166,28 @@ def draw(
     return files[0]
 
 
-def shown(name: str) -> str:
-    """A name as matplotlib is to show it, which reads formulas between dollars, leaves out of legends what begins with
-    an underscore, and fails at what is no text, as a folder's name may be."""
+def escape_name(name: str) -> str:
+    """Escape a name for matplotlib. It reads formulas between dollars, hides legends that begin with an underscore, and
+    fails at invalid text, such as a folder's name may hold."""
     text = name.encode(errors="replace").decode().replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
 def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
-    """Where the axis ends: at the curve's top; None, just above the greatest value, where that is below a quarter of
-    it, as nothing could be told apart."""
+    """Return the curve's top as the axis end, or None. None, for just above the greatest value, where all values lie
+    below a quarter of the top."""
     if curve.top is None or max(np.nanmax(values) for values in series.values()) < curve.top / 4:
         return None
     return curve.top
 
 
-def across(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Least, mean and greatest of each step, of values (seeds, steps), over the seeds that have it, one at least."""
+def min_mean_max(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return each step's minimum, mean and maximum over seeds; values: (seeds, steps)."""
     return np.nanmin(values, 0), np.nanmean(values, 0), np.nanmax(values, 0)
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
-    """(seeds, steps) of a curve, cut to the shortest run, NaN where a step lacks it; empty where a run has none."""
+    """Return a curve as (seeds, steps), NaN for gaps. Cut to the shortest run; empty where a run has no values."""
     rows = [[value_of(step, curve) for step in run.metrics] for run in runs]
     if not rows or any(all(v is None for v in row) for row in rows):
         return np.empty((0, 0))
@@ -196,16 +195,16 @@ def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
     return np.array([[np.nan if v is None else v for v in row[:length]] for row in rows], dtype=np.float64)
 
 
-def shared(values: np.ndarray) -> np.ndarray:
-    """Values (seeds, steps) without those of steps that only some seeds have, unless there is no other. Runs that end
-    with a budget are evaluated where they end, each at a step of its own, of which a mean would be of one seed."""
+def drop_partial_steps(values: np.ndarray) -> np.ndarray:
+    """Blank the steps that only some seeds have, unless that leaves none. Runs that end with a budget are evaluated at
+    different last steps, where a mean would be of one seed."""
     whole = ~np.isnan(values).any(0)
     return np.where(whole, values, np.nan) if whole.any() else values
 
 
 def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:
-    """Where the first `steps` steps stand on the axis, (steps,): their numbers, or the mean over runs of what was spent
-    until then."""
+    """Return where the first `steps` steps stand on the axis, (steps,): their numbers, or the mean over runs of what
+    was spent until then."""
     if curve.over is None:
         return np.arange(1, steps + 1)
     spent = [[step.get(curve.over) or 0.0 for step in run.metrics[:steps]] for run in runs]
@@ -214,7 +213,7 @@ def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:
 
 
 def value_of(step: Metrics, curve: Curve) -> float | None:
-    """The height of a curve at a step; None where the step lacks the metric, or what it is divided by."""
+    """Return a curve's height at a step; None if the metric or its divisor is missing."""
     value = step.get(curve.metric)
     if value is None or curve.per is None:
         return value
@@ -223,10 +222,10 @@ def value_of(step: Metrics, curve: Curve) -> float | None:
 
 
 def running_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the SMOOTHING steps around each, fewer at the ends; (T,) to (T,).
+    """Return the mean over the SMOOTHING steps around each, (T,); fewer at the ends.
 
-    Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over. Of
-    no more steps than that, which would all come to about one mean, the values themselves.
+    Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over. With
+    no more than SMOOTHING steps, which would all come to about one mean, the values themselves.
     """
     half = SMOOTHING // 2 if len(values) > SMOOTHING else 0
     windows = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]

@@ -1,4 +1,4 @@
-"""The counts of an offline purification as tables."""
+"""Tables of the counts of an offline purification."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _NAME, _LEAST = 30, 8
 
 
 def purification_tables(names: Sequence[str], counts: Sequence[Count], console: Console) -> Iterator[RenderableType]:
-    """One line a file, or a few lines for each where the console is too narrow; then what failed by rule and type, then
-    why failures stay."""
+    """Yield tables of files, failures by type, and reasons for leaving failures. Files take one line each, or a few
+    where the console is too narrow."""
     whole = total(counts)
     rows = [*zip(names, counts, strict=True), *([("all", whole)] if len(names) > 1 else [])]
     columns = _columns(whole)
@@ -45,7 +45,7 @@ def purification_tables(names: Sequence[str], counts: Sequence[Count], console: 
 
 
 def remarks(files: Sequence[Path], counts: Sequence[Count]) -> Iterator[str]:
-    """What is to be known of files beyond their counts: records that were not read, formats that are mixed."""
+    """Yield remarks on unread records and mixed formats."""
     for file, count in zip(files, counts, strict=True):
         if count.bad:
             yield f"{file}: {counted(count.bad, 'record')} could not be read: {_places(count.bad_at, count.bad)}"
@@ -66,9 +66,9 @@ def _places(numbers: Sequence[int], of: int) -> str:
     return f"records {', '.join(map(str, numbers))}{', …' if of > len(numbers) else ''}"
 
 
-def shortened(names: Sequence[str], width: int) -> Sequence[str]:
-    """Names of files in at most about `width` characters, no two of them alike that were not: what all begin and end
-    with goes first, then the middle of each."""
+def shorten_names(names: Sequence[str], width: int) -> Sequence[str]:
+    """Shorten file names to about `width` characters, keeping different names different. Common beginnings and ends go
+    first, then the middle of each."""
     long = [name for name in names if len(name) > width]
     if not long:
         return names
@@ -83,7 +83,7 @@ def shortened(names: Sequence[str], width: int) -> Sequence[str]:
 
 
 def _shared(names: Sequence[str]) -> str:
-    """What all names begin with."""
+    """Common prefix of all names."""
     return "".join(c[0] for c in takewhile(lambda c: len(set(c)) == 1, zip(*names, strict=False)))
 
 
@@ -92,7 +92,7 @@ def _without(name: str, begin: int, end: int) -> str:
 
 
 def _columns(whole: Count) -> dict[str, Callable[[Count], int]]:
-    """What is told of each file. whole: of all of them."""
+    """Columns for each file. whole: the counts of all files."""
     columns: dict[str, Callable[[Count], int]] = {
         "rows": lambda c: c.transcripts,
         "calls": lambda c: c.calls,
@@ -113,7 +113,7 @@ def _files(rows: Sequence[tuple[str, Count]], columns: Mapping[str, Callable[[Co
     table.add_column("format", no_wrap=True, max_width=10)
     for title in columns:
         table.add_column(title, justify="right", no_wrap=True)
-    for name, (_, count) in zip(shortened([name for name, _ in rows], _NAME), rows, strict=True):
+    for name, (_, count) in zip(shorten_names([name for name, _ in rows], _NAME), rows, strict=True):
         table.add_row(
             Text(name, "bold" if name == "all" else ""),
             ", ".join(count.formats) or "–",

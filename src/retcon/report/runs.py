@@ -1,4 +1,4 @@
-"""What a report is made of: the runs of each arm, read from their folders."""
+"""Runs and evaluations, read from their folders."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from retcon.store.lines import SUFFIX
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training run and its evaluation. metrics: a step each, in order. demonstrations: that it learnt from."""
+    """One training run and its evaluation. metrics: in step order. demonstrations: how many it learnt from."""
 
     folder: Path
     seed: int
@@ -32,16 +32,16 @@ class Run:
 
     @property
     def rollouts(self) -> float | None:
-        """Rollouts that were made for this run: by the policy, or by the teacher as demonstrations."""
+        """Rollouts by the policy, or by the teacher as demonstrations."""
         made = self.total("rollouts")
         return self.demonstrations if made is None else made
 
     def last(self, name: str) -> float | None:
-        """The value after the last step, such as of costs, which metrics tell as they stand."""
+        """Return the value after the last step, as for cumulative costs."""
         return self.metrics[-1].get(name) if self.metrics else None
 
     def total(self, name: str) -> float | None:
-        """The sum over steps, None where a step does not have it."""
+        """Return the sum over steps, None where a step lacks it."""
         values = [m.get(name) for m in self.metrics]
         known = [v for v in values if v is not None]
         return sum(known) if known and len(known) == len(values) else None
@@ -49,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A cold start and the arms that were trained from it, each with one run a seed. seconds: wall, of everything."""
+    """Arms trained from one cold start, one run a seed each. seconds: wall time in all."""
 
     cold_start: Run
     arms: dict[str, list[Run]]
@@ -61,25 +61,25 @@ class Comparison:
 
 
 def run_folder(out: Path, arm: str, seed: int) -> Path:
-    """Where a comparison in `out` keeps an arm's run of a seed."""
+    """Return the folder of an arm's run in a comparison."""
     return out / arm / f"seed-{seed}"
 
 
 def read_run(folder: Path, seed: int) -> Run:
-    """The run in `folder`, its evaluation in `folder/eval`.
+    """Read the run in `folder` with its evaluation in `folder/eval`.
 
-    Raises RecordError for a broken line of metrics (named) and for none, CheckpointError where the evaluation is absent
-    or broken.
+    Raises RecordError for missing metrics or a broken line (named), CheckpointError where the evaluation is absent or
+    broken.
     """
     file = folder / "metrics.jsonl"
     metrics = read_metrics(file) if file.exists() else []
     if not metrics:
-        raise RecordError(f"{file} tells no step of a run that is over: remove {folder}, and it is trained again")
+        raise RecordError(f"{file} has no step of a finished run: remove {folder} to train it again")
     return Run(folder, seed, metrics, read_result(folder / "eval" / "result.json"))
 
 
 def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:
-    """The shortest rewarded trajectory with repairs that are all shallow; None where there is none."""
+    """Return the shortest rewarded trajectory with only shallow repairs, or None."""
 
     def shallow(trajectory: Trajectory) -> bool:
         decisions = [t.repair.decision for t in trajectory.turns if t.repair is not None]
@@ -89,7 +89,7 @@ def showcase(trajectories: Iterable[Trajectory]) -> Trajectory | None:
 
 
 def shortest_repaired(trajectories: Iterable[Trajectory]) -> Trajectory | None:
-    """The repaired trajectory of which the least was sampled, right or wrong."""
+    """Return the repaired trajectory with the least sampled text, right or wrong."""
     return min(filter(is_repaired, trajectories), key=_sampled_length, default=None)
 
 
@@ -98,7 +98,7 @@ def _sampled_length(trajectory: Trajectory) -> int:
 
 
 def showcase_in(folder: Path) -> tuple[Trajectory, Path] | None:
-    """The showcase of a run folder and the file that holds it; the latest step that has one.
+    """Return the latest showcase of a run folder, with its file.
 
     Raises RecordError for a file that cannot be read.
     """
@@ -114,18 +114,18 @@ def _latest_first(folder: Path) -> Iterator[Path]:
 
 
 LOOK = 400
-"""Trajectories of a file that are chosen from."""
+"""Trajectories to choose from, per file."""
 FINAL = "final"
 FEW = 6
-"""Runs that a message names at most."""
+"""Most runs that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Viewed:
-    """kind: sft, dpo, rl or eval. recipe: as run.json has it. steps: of the whole run, None of an evaluation.
-    metrics: of the steps so far. finished: whether there is, or was, a final model, or a whole result. places: what it
-    computed on. result: of its evaluation, if there is one. stages: (name, first step, last step) of each. start: the
-    model that it began with or measures; empty where nothing tells."""
+class RunSummary:
+    """A run or evaluation. kind: sft, dpo, rl or eval. recipe: from run.json. steps: planned, None for an evaluation.
+    metrics: of the steps so far. finished: whether there is, or was, a final model or a whole result. places: where it
+    ran. result: of its evaluation, if any. stages: (name, first step, last step) of each. start: the model that it
+    began with or measures, "" if unknown."""
 
     folder: Path
     name: str
@@ -144,9 +144,9 @@ class Viewed:
         return self.metrics[-1].get(metric) if self.metrics else None
 
 
-def view(folder: Path, name: str) -> Viewed:
-    """The run or evaluation in `folder`. Raises CheckpointError where there is neither, with what is near; RecordError
-    for metrics that cannot be read."""
+def view(folder: Path, name: str) -> RunSummary:
+    """Read the run or evaluation in `folder`. Raises CheckpointError, naming similar folders, where there is neither;
+    RecordError for metrics that cannot be read."""
     if (folder / NAME).is_file():
         return _training(folder, name)
     from retcon.evaluate.audit import ABOUT
@@ -157,13 +157,13 @@ def view(folder: Path, name: str) -> Viewed:
     if (folder / "result.json").is_file():
         result = read_result(folder / "result.json")
         whole = result.whole and all(_is_whole(path, result) for path in begun)
-        return Viewed(folder, name, "eval", result.recipe, None, (), whole, "", (), result, start=result.checkpoint)
+        return RunSummary(folder, name, "eval", result.recipe, None, (), whole, "", (), result, start=result.checkpoint)
     if begun:
         raise CheckpointError(f"{folder} is an evaluation that has only begun: no figure of it is known yet")
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")
-    # Those of a comparison lie below their arms.
+    # A comparison's runs lie below their arms.
     inside = sorted(str(p.parent.relative_to(folder)) for at in ("*", "*/*") for p in folder.glob(f"{at}/{NAME}"))
     more = ", …" * (len(inside) > FEW)
     hint = f"; there are runs in it: {', '.join(inside[:FEW])}{more}" if inside else ""
@@ -176,7 +176,7 @@ def _is_whole(begun: Path, result: Result) -> bool:
     return file.is_file() and file.stem.removeprefix("trajectories-") in result.settings
 
 
-def _training(folder: Path, name: str) -> Viewed:
+def _training(folder: Path, name: str) -> RunSummary:
     try:
         about = json.loads((folder / NAME).read_text(encoding="utf-8"))
         kind, recipe = str(about["kind"]), dict(about["recipe"])
@@ -188,38 +188,38 @@ def _training(folder: Path, name: str) -> Viewed:
     metrics = read_metrics(folder / "metrics.jsonl", cut_off=True)
     evaluated = folder / "eval" / "result.json"
     result = read_result(evaluated) if evaluated.is_file() else None
-    return Viewed(
+    return RunSummary(
         folder, name, kind, recipe, steps, metrics, _is_over(folder, result), str(about.get("version", "")),
         about.get("places", ()), result, stages, start,
     )  # fmt: skip
 
 
 def _is_over(run: Path, result: Result | None) -> bool:
-    """Whether there is a final model, or was one: that was measured, and may have been removed since."""
+    """Whether there is a final model, or was one: it was measured, and may have been removed since."""
     return (run / FINAL).is_dir() or (result is not None and Path(result.checkpoint).name == FINAL)
 
 
 def _stages(tables: Sequence[Mapping[str, Any]], steps: int) -> list[tuple[str, int, int]]:
     ends = list(accumulate(int(table["steps"]) for table in tables))
-    ends = [*ends[:-1], steps] if ends else []  # the last one may have left its number out
+    ends = [*ends[:-1], steps] if ends else []  # the last stage may leave its number out
     return [
         (str(table["name"]), before + 1, last) for table, before, last in zip(tables, [0, *ends], ends, strict=False)
     ]
 
 
-def named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Names by which runs are told apart: their folders', with as many folders above as that takes."""
+def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return the runs by unique names: folder names with as many parents as needed."""
     absolute = [folder.resolve() for folder in folders]
     for depth in range(1, max((len(p.parts) for p in absolute), default=1) + 1):
         names = ["/".join(p.parts[-depth:]) for p in absolute]
         if len(set(names)) == len(names):
             return dict(zip(names, folders, strict=True))
-    raise CheckpointError("the same run is named twice")
+    raise CheckpointError("the same run is given twice: name each run once")
 
 
-def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]:
-    """One that was repaired, if there is one, and one each that passed and that failed, the shortest; of the last step
-    that was kept, or of the evaluation."""
+def some_trajectories(run: RunSummary) -> tuple[Trajectory | None, list[Trajectory]]:
+    """Return a repaired trajectory, and the shortest passed and failed ones. They come from the last stored steps, or
+    from the evaluation."""
     files = sorted(read_once((run.folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
     files = files or sorted(p for p in read_once(run.folder.glob("trajectories-*.jsonl*")) if p.suffix != SUFFIX)
     first: Trajectory | None = None
@@ -236,17 +236,17 @@ def some_trajectories(run: Viewed) -> tuple[Trajectory | None, list[Trajectory]]
     return first, others
 
 
-def _repairs(run: Viewed) -> bool:
-    """Whether something in its trajectories may have been repaired, for all that its recipe says."""
+def _repairs(run: RunSummary) -> bool:
+    """Whether its recipe allows repairs, so that trajectories may hold some."""
     own = [part["repair"] for part in (run.recipe, *run.recipe.get("stages", ())) if "repair" in part]
     return run.kind != "rl" or not own or any(repair.get("kind") != "none" for repair in own)
 
 
 def recipe_sections(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe of a manifest as one that can be read again.
+    """Return a manifest's recipe in a form that can be loaded again.
 
-    A manifest has in `task.name` what the tasks were called. It is a key of data's alone, and says nothing where they
-    are called so by themselves; a name that was chosen for them is in their ids, and in every seed.
+    A manifest holds the tasks' name in `task.name`. That key belongs to data recipes and is redundant where it is the
+    default; a name that was chosen is in the task ids, and so in every seed.
     """
     from retcon.tasks.data.rows import short_name
 

@@ -1,4 +1,4 @@
-"""A table that is written in several formats: Markdown, CSV, LaTeX, the terminal."""
+"""A table in several formats: Markdown, CSV, LaTeX, terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
     "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$",
 }  # fmt: skip
 ANY_WIDTH = 10_000
-"""Columns that no table has."""
+"""Characters, wider than any table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """title; columns: their heads; sections: (title, rows) of cells, as many as columns; notes: sentences below."""
+    """A table with sections. columns: heads. sections: (title, rows of as many cells as columns). notes: below it."""
 
     title: str
     columns: tuple[str, ...]
@@ -30,7 +30,7 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
     def parts(self, most: int) -> Iterator[Sheet]:
-        """Sheets of at most so many columns beside the first, which all of them have; the notes below the last."""
+        """Split into sheets of at most `most` columns. The first column is in all, the notes are in the last."""
         starts = range(1, len(self.columns), most)
         for start in starts:
             own = slice(start, start + most)
@@ -39,7 +39,7 @@ class Sheet:
             yield Sheet(self.title, (self.columns[0], *self.columns[own]), sections, notes)
 
     def markdown(self, *, titled: bool = True) -> str:
-        """With the sections' titles as rows of their own. titled: whether the sheet's stands above."""
+        """Render as Markdown, section titles as rows. titled: whether the sheet's title stands above."""
         heads = [markdown_row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
         lines = [f"**{self.title}**", "", *heads] if titled else heads
         for title, rows in self.sections:
@@ -48,7 +48,7 @@ class Sheet:
         return "\n".join([*lines, "", *self.notes]) + "\n"
 
     def latex(self) -> str:
-        """A tabular with booktabs' rules."""
+        """Render as a LaTeX tabular with booktabs' rules."""
         heads = " & ".join(_escaped(head) for head in self.columns)
         lines = [
             rf"% {self.title}",
@@ -63,8 +63,8 @@ class Sheet:
         return "\n".join(lines) + "\n"
 
     def tables(self, console: Console) -> Iterator[Table]:
-        """For a terminal, one below the other: each has as many columns as its width holds, so that no number is
-        folded. Where it does not hold all, ranges that would make a column wider are on lines of their own."""
+        """Yield terminal tables that fit the console without folding numbers. Where not all columns fit, ranges that
+        would widen a column move to lines of their own."""
         if _fits(whole := self.table(), console):
             yield whole
             return
@@ -76,7 +76,7 @@ class Sheet:
                 return
 
     def _stacked(self) -> Sheet:
-        """With `.812 [.790–.834]` on two lines, in cells that are longer than any half of one in their column."""
+        """Put `.812 [.790–.834]` on two lines in cells longer than any half of one in their column."""
         columns = list(zip(*(row for _, rows in self.sections for row in rows), strict=True))
         widths = [max(len(line) for cell in column for line in _stacked(cell).split("\n")) for column in columns]
 
@@ -86,7 +86,7 @@ class Sheet:
         return replace(self, sections=tuple((title, tuple(map(narrow, rows))) for title, rows in self.sections))
 
     def table(self) -> Table:
-        """For a terminal, on a console that reads no markup: names may have brackets."""
+        """Render for a console with markup off, as names may have brackets."""
         table = Table(
             title=self.title, title_justify="left", title_style="bold", box=box.HORIZONTALS, pad_edge=False,
             caption="\n".join(self.notes), caption_justify="left",
@@ -112,7 +112,7 @@ def _stacked(cell: str) -> str:
 
 
 def to_csv(rows: Sequence[Sequence[object]]) -> str:
-    """Rows as CSV, the first of them heads; None is an empty cell."""
+    """Render rows as CSV, the first as heads; None is an empty cell."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()

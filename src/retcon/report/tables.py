@@ -1,4 +1,4 @@
-"""The comparison as a table in the terminal."""
+"""Tables of comparisons and evaluations for the terminal."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from retcon.evaluate.card import EFFECT, Compared, listed
+from retcon.evaluate.card import EFFECT, PairedResults, as_text
 from retcon.evaluate.result import PASS_AT, K, Result, Setting
 from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds, share_interval
-from retcon.report.plots import COLD_START, looks
+from retcon.report.plots import COLD_START, line_styles
 from retcon.report.runs import Comparison, Run
 from retcon.report.sheet import Sheet
 from retcon.store.whole import write_whole
@@ -49,7 +49,7 @@ ABOUT = {
 
 
 def summarize(comparison: Comparison) -> dict[str, object]:
-    """The whole summary, ready to be written as JSON."""
+    """Return the whole summary, ready to be written as JSON."""
     return {
         "cold_start": figures([comparison.cold_start]),
         "arms": {arm: figures(runs) for arm, runs in comparison.arms.items()},
@@ -60,12 +60,12 @@ def summarize(comparison: Comparison) -> dict[str, object]:
 
 
 def write_summary(path: Path, comparison: Comparison) -> None:
-    """Writes summary.json. Raises StorageError where it cannot be written."""
+    """Write summary.json. Raises StorageError where it cannot be written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(summarize(comparison)), indent=1) + b"\n")
 
 
 def figures(runs: Sequence[Run]) -> Figures:
-    """The figures of one arm's runs, one a seed."""
+    """Return the figures of one arm's runs, one a seed."""
     return {
         "pass1_t1": _evaluated(runs, "t1", lambda s: s.passes(1), ceiling=1.0),
         "pass4_t1": _evaluated(runs, "t1", _pass_at_few, ceiling=1.0),
@@ -150,7 +150,7 @@ ROWS = (
 
 
 def cell(interval: Interval | None, digits: int) -> str:
-    """`.812 [.790–.834]`; the mean alone where no uncertainty is claimed; a dash where nothing was measured."""
+    """Format as `.812 [.790–.834]`; without uncertainty the mean alone, unmeasured a dash."""
     if interval is None:
         return "–"
     mean = number(interval.mean, digits)
@@ -158,24 +158,24 @@ def cell(interval: Interval | None, digits: int) -> str:
 
 
 def stacked(interval: Interval | None, digits: int) -> str:
-    """The same, the brackets on a line of their own; none where both ends read as the mean does."""
+    """Format as `cell` does, the brackets on a second line. Brackets that only repeat the mean are left out."""
     mean, _, brackets = cell(interval, digits).partition(" ")
     return mean if brackets in ("", f"[{mean}–{mean}]") else f"{mean}\n{brackets}"
 
 
 def span(interval: Interval, digits: int) -> str:
-    """`.790–.834`."""
+    """Format as `.790–.834`."""
     return f"{number(interval.low, digits)}–{number(interval.high, digits)}"
 
 
 def number(value: float, digits: int) -> str:
-    """`.812`, `-.031`, `1.000`, `7,680`: no zero before the point, and no zero below zero."""
+    """Format as `.812`, `-.031`, `1.000` or `7,680`: no zero before the point, no negative zero."""
     sign, text = "-" * (round(value, digits) < 0), f"{abs(value):,.{digits}f}"
     return sign + (text.removeprefix("0") if text.startswith("0.") else text)
 
 
 def best_arms(row: Row, arms: Mapping[str, Figures]) -> set[str]:
-    """All arms with the best mean; none where nothing is to be compared. No claim that the difference is real."""
+    """Return all arms with the best mean, significant or not; empty where nothing is compared."""
     known = {arm: interval.mean for arm, figures in arms.items() if (interval := figures[row.figure]) is not None}
     if not row.better or len(known) < 2 or len(set(known.values())) == 1:
         return set()
@@ -184,8 +184,8 @@ def best_arms(row: Row, arms: Mapping[str, Figures]) -> set[str]:
 
 
 def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds: int) -> Table:
-    """The brief rows, arms across; the best mean of each row in bold. More than two arms have their ranges below
-    the means, so that three fit a terminal of 80 columns."""
+    """Return the brief rows, arms across, the best means in bold. With more than two arms, ranges stand below the
+    means, so that three fit a terminal of 80 columns."""
     table = Table(
         title="Evaluation with purification off, on problems that no training saw",
         title_justify="left",
@@ -199,7 +199,7 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
     table.caption_justify = "left"
     table.add_column("", no_wrap=True)
     table.add_column("cold start", justify="right", overflow="fold", header_style=COLD_START.colour)
-    for arm, look in looks(arms).items():
+    for arm, look in line_styles(arms).items():
         table.add_column(arm, justify="right", overflow="fold", header_style=f"bold {look.colour}")
     for row in (row for row, _ in measured_rows(cold_start, arms) if row.brief):
         best = best_arms(row, arms)
@@ -212,12 +212,12 @@ def comparison_table(cold_start: Figures, arms: Mapping[str, Figures], *, seeds:
 
 
 CUT_OFF_SHARE = 0.1
-"""Share of rollouts that may be cut off without being told."""
+"""Share of cut-off rollouts above which a warning is shown."""
 SECTION_ENDS = ("pass8", "tokens", "train_failed_calls")
 
 
 def measured_rows(cold_start: Figures, arms: Mapping[str, Figures]) -> list[tuple[Row, bool]]:
-    """The rows in which something was measured, and whether a section ends with each."""
+    """Return the measured rows, each with whether it ends a section."""
     found: list[tuple[Row, bool]] = []
     for row in ROWS:
         ends = row.figure in SECTION_ENDS
@@ -229,20 +229,20 @@ def measured_rows(cold_start: Figures, arms: Mapping[str, Figures]) -> list[tupl
 
 
 def interval_note(seeds: int) -> str:
-    """Where the brackets come from."""
+    """Explain where the brackets come from."""
     if seeds > 1:
         return f"Ranges: 95 %, Student's t over {seeds} seeds (cold start: bootstrap over problems). Bold: best mean."
     return "Ranges: 95 %, bootstrap over problems; one seed says nothing about other seeds. Bold: best mean."
 
 
 def result_title(result: Result) -> str:
-    """What was measured, and how: a line of its own, as paths are longer than the table is wide."""
+    """Name what was measured, on its own line as paths are long."""
     repair = result.recipe.get("evaluate", {}).get("repair", "none")
     return f"{result.checkpoint}, {'purification off' if repair == 'none' else f'failed turns repaired ({repair})'}"
 
 
 def result_table(result: Result) -> Table:
-    """One evaluation: figures down, settings across, so that it fits a terminal of 80 columns."""
+    """Return one evaluation, settings across, to fit a terminal of 80 columns."""
     table = Table(box=box.HORIZONTALS, pad_edge=False)
     table.add_column("", no_wrap=True)
     settings = list(result.settings.values())
@@ -268,9 +268,9 @@ def result_table(result: Result) -> Table:
     return table
 
 
-def tell_cut_off(result: Result) -> str:
-    """What to say where more than a FEW rollouts ended for want of tokens, "" where they did not: a model that thinks
-    at length is not measured by what is cut off."""
+def describe_cut_off(result: Result) -> str:
+    """Warn if more than CUT_OFF_SHARE of rollouts ran out of tokens. An answer that is cut off does not measure a model
+    that thinks at length."""
     stops = Counter[str]()
     for setting in result.settings.values():
         stops.update(setting.stops)
@@ -283,8 +283,8 @@ def tell_cut_off(result: Result) -> str:
     )
 
 
-def compared_sheet(found: Compared, names: tuple[str, str]) -> Sheet:
-    """A comparison as a table of three columns, with what it can and cannot show."""
+def comparison_sheet(found: PairedResults, names: tuple[str, str]) -> Sheet:
+    """Tabulate a comparison in three columns, with what it can show."""
     rows = [
         (figure, _short(a), _short(b), _with_limits(difference)) for figure, (a, b, difference) in found.figures.items()
     ]
@@ -301,10 +301,10 @@ def compared_sheet(found: Compared, names: tuple[str, str]) -> Sheet:
     return Sheet(found.name, ("", *names, "difference"), sections, tuple(notes))
 
 
-def _power(found: Compared) -> str:
+def _power(found: PairedResults) -> str:
     """How many more problems would show a difference of EFFECT."""
     if found.needed is None:
-        return " The rates never differ, so nothing can be said of how many problems would show one."
+        return " The rates never differ, so the number of problems that would show one is unknown."
     more = found.needed - found.problems
     points = f"{100 * EFFECT:g} points"
     if more <= 0:
@@ -323,7 +323,7 @@ def _signed(value: float) -> str:
 
 
 def _with_limits(difference: Interval) -> str:
-    """The mean with its interval, which one problem alone does not have."""
+    """The mean with its interval, which a single problem lacks."""
     mean = _signed(difference.mean)
     if math.isinf(difference.high):
         return mean
@@ -331,4 +331,4 @@ def _with_limits(difference: Interval) -> str:
 
 
 def _brief(value: object) -> str:
-    return f"{listed(value) or 'none':.120}"
+    return f"{as_text(value) or 'none':.120}"

@@ -1,4 +1,4 @@
-"""A trajectory for the eye: what the model wrote, what the tools answered, and what a purifier changed.
+"""Rendering of a trajectory: model text, tool outputs, and changes by a purifier.
 
 Bars tell origin without colour: `│` is as it was sampled, `+` was spliced in, `-` was taken out.
 """
@@ -35,7 +35,7 @@ _ESCAPES = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) n
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A label, a bar and what stands right of them; `bar` tells origin without colour too (`+` in, `-` out)."""
+    """A label, a bar and content; `bar` shows origin without colour too (`+` in, `-` out)."""
 
     label: str
     body: RenderableType
@@ -54,8 +54,8 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Two renderables: next to each other where there is room, else one above the other."""
+class SideBySide:
+    """Two renderables, side by side where there is room, else stacked."""
 
     left: RenderableType
     right: RenderableType
@@ -73,15 +73,15 @@ class Beside:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text as it is: no markup is read in it, and control characters are shown rather than obeyed."""
+    """Return text without markup, control characters escaped."""
     return Text(text.translate(_ESCAPES), style=style)
 
 
 def written(text: str, calls: Sequence[ToolCall], offset: int = 0, *, prose: str = "", code: str | None = None) -> Text:
-    """What a model wrote, with its programs highlighted and its markup dimmed.
+    """Render model text with programs highlighted and markup dimmed.
 
-    calls: those of the whole turn, of whose generated text `text` begins at character `offset`. prose: style of what
-    is no program. code: style of the programs, None for syntax colours.
+    calls: of the whole turn, in whose generated text `text` begins at character `offset`. prose: style outside of
+    programs. code: style of the programs, None for syntax colours.
     """
     out = Text()
     at = 0
@@ -130,7 +130,7 @@ _SHORT_STATUS = {"infrastructure": "infra"}
 
 @dataclass(frozen=True, slots=True)
 class _Fate:
-    """How a part of an attempt is drawn, by what became of it."""
+    """Style of a part of an attempt, by what became of it."""
 
     text: str
     margin: str
@@ -143,7 +143,7 @@ _IN = _Fate("green", "green", "+")
 
 
 def show_trajectory(trajectory: Trajectory) -> RenderableType:
-    """The (purified) history, turn by turn; spliced parts are marked, the template's glue is left out."""
+    """Render the (purified) history turn by turn, spliced parts marked."""
     rows: list[RenderableType] = [_header(trajectory), *_prompt(trajectory)]
     for n, turn in enumerate(trajectory.turns, 1):
         rows += [*_opening(n, turn), *_turn(turn)]
@@ -152,7 +152,7 @@ def show_trajectory(trajectory: Trajectory) -> RenderableType:
 
 
 def show_purification(trajectory: Trajectory) -> RenderableType:
-    """Before and after: for every turn that a purifier looked at, the attempts as sampled and what stands there now."""
+    """Show before and after for every turn that a purifier looked at."""
     rows: list[RenderableType] = [_header(trajectory), *_prompt(trajectory)]
     for n, turn in enumerate(trajectory.turns, 1):
         rows += _opening(n, turn)
@@ -161,7 +161,7 @@ def show_purification(trajectory: Trajectory) -> RenderableType:
         else:
             before = Group(_title("before: as it was sampled"), *_attempts(turn, turn.repair))
             after = Group(_title("after: what is learnt from"), *_turn(turn))
-            rows.append(Beside(before, after))
+            rows.append(SideBySide(before, after))
     if not any(turn.repair for turn in trajectory.turns):
         rows.append(plain("No turn was repaired: before and after are the same.", "dim italic"))
     rows.append(_outcome(trajectory))
@@ -169,7 +169,7 @@ def show_purification(trajectory: Trajectory) -> RenderableType:
 
 
 def show_turn(number: int, turn: Turn) -> RenderableType:
-    """One turn as it stands in the history; number: 1-based."""
+    """Render one turn as it stands in the history; number: 1-based."""
     return Group(*_opening(number, turn), *_turn(turn))
 
 
@@ -203,7 +203,7 @@ def _prompt(trajectory: Trajectory) -> Iterator[RenderableType]:
 
 
 def _opening(n: int, turn: Turn) -> Iterator[RenderableType]:
-    """A line that begins the turn and, where a purifier looked at it, one with what it decided."""
+    """A heading for the turn and, where a purifier looked at it, its decision."""
     yield Rule(plain(f"turn {n} · {turn.stop}"), align="left", style="dim", characters="─")
     if turn.repair is not None:
         style = dict.fromkeys(("described", "unrepaired", "answered"), "yellow").get(turn.repair.decision, "green")
@@ -254,7 +254,7 @@ def _observation(observation: Observation) -> Row:
 
 
 def _attempts(turn: Turn, repair: RepairRecord) -> Iterator[RenderableType]:
-    """What was sampled at this turn, in order: what left the history is struck out, what was spliced in is green.
+    """Everything sampled at this turn, in order: removed text is struck out, spliced text is green.
 
     Shallow keeps the first attempt's reasoning and takes the last one's program; deep takes the last one whole; where
     nothing was repaired the first attempt stays as it is.
@@ -272,9 +272,9 @@ def _attempts(turn: Turn, repair: RepairRecord) -> Iterator[RenderableType]:
             prose, program = _STAYS if origin else _OUT, _IN if final else _OUT
         label = "first" if origin else f"attempt {n}"
         split = attempt.calls[0].char if attempt.calls else len(attempt.text)
-        said = plain(attempt.text[:split].rstrip("\n"), prose.text)
-        if said.plain:
-            yield Row(label, said, prose.margin, prose.bar)
+        lead = plain(attempt.text[:split].rstrip("\n"), prose.text)
+        if lead.plain:
+            yield Row(label, lead, prose.margin, prose.bar)
             label = ""
         body = written(attempt.text[split:], attempt.calls, split, prose=program.text, code=program.text or None)
         if body.plain:
@@ -288,7 +288,7 @@ def _outcome(trajectory: Trajectory) -> RenderableType:
     style = "bold green" if good else "bold" if trajectory.reward is None else "bold red"
     line = plain(reward, style)
     line.append(f" · stop {trajectory.stop} · ", "dim")
-    none = "no marked answer" if trajectory.stop == "answer" else "no answer"  # which may be right all the same
+    none = "no marked answer" if trajectory.stop == "answer" else "no answer"  # it may be right without a mark
     line.append_text(plain(none if trajectory.answer is None else f"answer {trajectory.answer}", ""))
     if trajectory.expected is not None:
         line.append_text(plain(f" · expected {trajectory.expected}", ""))
@@ -324,12 +324,12 @@ class Change:
 
 
 def changes(trajectory: Trajectory) -> list[Change]:
-    """The turns of a trajectory that a purifier looked at."""
+    """Return the turns of a trajectory that a purifier looked at."""
     return [Change(trajectory, n) for n, turn in enumerate(trajectory.turns, 1) if turn.repair is not None]
 
 
 def show_change(change: Change) -> RenderableType:
-    """Heading, reason, then failure and fix: side by side where there is room, else one below the other."""
+    """Render heading, reason, failure and fix, side by side if possible."""
     first = change.turn.raw()[0]
     rows: list[RenderableType] = [_change_heading(change), _facts(change, first)]
     if change.repair.decision in ("described", "unrepaired", "answered"):
@@ -413,7 +413,7 @@ def _outputs(turn: Turn) -> str:
 
 
 def _aligned(before: str, after: str) -> Iterator[tuple[str | None, str | None]]:
-    """Lines of two texts next to each other; None where the other has a line more."""
+    """Lines of two texts next to each other; None where the other has an extra line."""
     a, b = before.split("\n") if before else [], after.split("\n") if after else []
     if max(len(a), len(b)) > MOST_LINES:
         yield from zip_longest(a, b)

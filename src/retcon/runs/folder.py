@@ -1,4 +1,4 @@
-"""The folder of a training run: what it is, its metrics, its trajectories, its checkpoints.
+"""Folder of a training run: manifest, metrics, trajectories, checkpoints.
 
 run.json                     the run manifest
 metrics.jsonl                a line per step
@@ -45,14 +45,14 @@ KEPT_EVERY = 10
 
 
 def step_file(folder: Path, step: int) -> Path:
-    """The file of a step's rollouts in `trajectories/`, whatever its compression; where it will be if there is none."""
+    """Return the file of a step's rollouts, existing or future. In `trajectories/`, with any compression."""
     name = f"step-{step:06d}.jsonl"
     there = (folder / f"{name}{suffix}" for suffix in ("", ".zst", ".gz"))
     return next((path for path in there if path.exists()), folder / f"{name}{default_suffix()}")
 
 
 def write_step(folder: Path, step: int, rollouts: Iterable[Trajectory]) -> Path:
-    """Write a step's rollouts in place of what is there of it. Raises StorageError."""
+    """Write a step's rollouts, replacing earlier ones. Raises StorageError."""
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     old = step_file(folder, step)
@@ -64,7 +64,7 @@ def write_step(folder: Path, step: int, rollouts: Iterable[Trajectory]) -> Path:
 
 
 def steps_to_remove(sizes: dict[int, int], budget: int) -> list[int]:
-    """The steps to remove so that the files, by step, fit the budget in bytes; in the order of their removal.
+    """Return the steps to remove, in order, to fit the budget. sizes, budget: bytes.
 
     The oldest go first, but the newest step never; multiples of KEPT_EVERY and the first step go when no others are
     left.
@@ -88,10 +88,10 @@ class _Step:
 
 
 class RolloutStore:
-    """Writes `trajectories/step-000001.jsonl.zst` and so on in a thread; a training never waits for the disk.
+    """Writer thread for `trajectories/step-000001.jsonl.zst` and so on.
 
-    What no longer fits in memory is not stored, and a disk that refuses a file ends the storing: both are said once,
-    and the training goes on. Without zstandard the files are `.gz`. after: called in the thread with each new file.
+    Training never waits for the disk: what no longer fits in memory is not stored, and a disk that refuses a file ends
+    the storing, with a warning each. Without zstandard the files are `.gz`. after: called with each new file.
     """
 
     def __init__(self, folder: Path, keep_gb: float, after: Callable[[Path], None] | None = None) -> None:
@@ -103,7 +103,7 @@ class RolloutStore:
         self._ending = self._failed = self._skipped = False
 
     def add(self, step: int, rollouts: Callable[[], Iterator[Trajectory]], tokens: int) -> None:
-        """Store a step's rollouts soon. tokens: that they hold in memory."""
+        """Queue a step's rollouts for storing. tokens: their number, for the memory they hold."""
         if not self.budget or self._failed:
             return
         with self._changed:
@@ -121,12 +121,12 @@ class RolloutStore:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all that was added is on the disk."""
+        """Wait until everything added is on the disk."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting)
 
     def close(self) -> None:
-        """Write what waits, and end the thread."""
+        """Write what is queued, and end the thread."""
         with self._changed:
             self._ending = True
             self._changed.notify_all()
@@ -179,7 +179,7 @@ WEIGHTS, PROBLEMS = "weights", "problems"
 
 
 def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
-    """What of the recipe `work` depends on, as its sections declare (`Section.resume_keys`), as JSON, `flat`."""
+    """Return the keys that `work` depends on (`Section.resume_keys`), as JSON, `flat`."""
     found: dict[str, dict[str, object]] = {}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
@@ -193,8 +193,8 @@ def relevant(recipe: Recipe, work: Work) -> dict[str, dict[str, object]]:
 
 
 def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    """A whole recipe as `Values`, its stages among the sections: `stages.2` with keys such as `rollout.max_tokens`, and
-    `stages` with their names, which is empty where there are none."""
+    """Return a whole recipe as `Values` with stages as sections. `stages.2` has keys such as `rollout.max_tokens`,
+    `stages` the names, if any."""
     stages = recipe.get("stages", ())
     found = {name: dict(keys) for name, keys in recipe.items() if name != "stages"}
     found["stages"] = {"names": [stage["name"] for stage in stages]} if stages else {}
@@ -207,12 +207,12 @@ def flat(recipe: Mapping[str, Any]) -> dict[str, dict[str, object]]:
 
 
 def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str, dict[str, object]]:
-    """`old`, which an earlier Retcon may have written, as this one would have: keys that it lacks, and that have their
-    default in the recipe, are added. For a new key's default does what was done before there was the key; the one
-    that does not is written out below. part: what `old` is to have of the recipe, None where that is all."""
+    """Complete `old`, which an earlier Retcon may have written. Keys that it lacks and that have their default in the
+    recipe are added: a new key's default keeps the earlier behaviour; the one exception is written out below. part:
+    what `old` should have of the recipe, by default all."""
     found = {name: dict(keys) for name, keys in old.items()}
     masks = [v for keys in old.values() for k, v in keys.items() if k.endswith(("truncated", "void_turns"))]
-    if "mask" in masks:  # rollouts that were masked stayed in the baseline until a key said so
+    if "mask" in masks:  # masked rollouts used to stay in the baseline
         found["rl"] = {"masked_in_baseline": True, **found.get("rl", {})}
     for name in type(recipe).model_fields:
         section = getattr(recipe, name)
@@ -228,8 +228,8 @@ def as_now(old: Values, recipe: Recipe, part: Values | None = None) -> dict[str,
 
 
 def is_immaterial(section: str, before: Mapping[str, object], key: str, value: object) -> bool:
-    """Whether work goes on with another value of a key of the section, or of one of `stages`: it is one of
-    `Section.resume_ignores`, or a table without an entry, of which an earlier Retcon knew nothing."""
+    """Whether a key of a section or stage may change mid-run. Such keys are in `Section.resume_ignores`, or are empty
+    tables that an earlier Retcon did not know."""
     new_and_empty = key not in before and value == {}
     if section.startswith("stages."):
         section, _, key = key.partition(".")
@@ -238,9 +238,9 @@ def is_immaterial(section: str, before: Mapping[str, object], key: str, value: o
 
 
 def differing(old: Values, new: Values) -> Iterator[str]:
-    """`section.key was X, is Y` for every key of either that differs; what one of them lacks is None there.
+    """Yield `section.key was X, is Y` for every key that differs; None stands for a missing one.
 
-    Sections that `new` does not have are not compared, nor keys in `resume_ignores` (`is_immaterial`).
+    Sections that `new` lacks are not compared, nor keys that are resume_ignores (`is_immaterial`).
     """
     for section, now in new.items():
         before = old.get(section, {})
@@ -272,11 +272,11 @@ def manifest(
 
 
 def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys = ()) -> bool:
-    """Whether there is a run of this manifest in `root`; else there is a folder for one.
+    """Check that `root` holds this run or can hold a new one.
 
     Raises CheckpointError where `root` holds something else (another format, kind, recipe or input, or no run at all);
     nothing in it is touched then; also for a path that no model could be loaded from. StorageError where no folder can
-    be made; for trackers what `find_trackers` raises.
+    be made; for trackers what `find_trackers` raises. True for a run.
     """
     find_trackers(recipe.track)
     refuse_unloadable(root)
@@ -293,7 +293,7 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys
 
 
 def refuse_unloadable(root: Path) -> None:
-    """Raises CheckpointError for a path that is not in UTF-8: safetensors writes models there, and reads none."""
+    """Raise CheckpointError for a path not in UTF-8, which safetensors cannot load."""
     text = str(root)
     if text.encode(errors="replace").decode() != text:
         raise CheckpointError(
@@ -304,10 +304,10 @@ def refuse_unloadable(root: Path) -> None:
 def check_free(
     root: Path, kind: RunKind, recipe: Recipe, *, inputs: Mapping[str, str] = MappingProxyType({}), skip: Keys = ()
 ) -> None:
-    """Check that a run of this recipe can begin or go on in `root`; make nothing.
+    """Check that a run can begin or continue in `root`; write nothing.
 
     Args:
-        inputs: name to fingerprint of those that are known already.
+        inputs: name to fingerprint of those known so far.
         skip: keys that the recipe leaves open, and whose values are not known yet.
 
     Raises what `check_place` raises, and CheckpointError where another process is at work there.
@@ -329,11 +329,11 @@ def is_finished(root: Path, kind: RunKind, recipe: Recipe, inputs: Mapping[str, 
 
 
 def longer_than(root: Path, kind: RunKind, recipe: Recipe) -> int:
-    """Return the steps that the run in `root` was to have, where the recipe has more of them; else 0."""
+    """Return the run's planned steps if the recipe has more, else 0."""
     try:
         before = int(json.loads((Path(root) / NAME).read_text(encoding="utf-8"))["recipe"][kind]["steps"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return 0  # there is none yet, or the check of the folder tells what is wrong with it
+        return 0  # no run yet, or a broken one, which the check of the folder reports
     return before if kind == "rl" and not recipe.stages and before < recipe.rl.steps else 0
 
 
@@ -369,7 +369,7 @@ def note(root: Path, change: Callable[[dict[str, Any]], Mapping[str, Any]]) -> N
 
 
 def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
-    """Keep in the manifest inputs that were not there when the run began."""
+    """Add inputs to the manifest that the run began without."""
 
     def change(about: dict[str, Any]) -> Mapping[str, Any]:
         there = {RENDERED: NOT_THERE, **about["inputs"]}
@@ -380,7 +380,7 @@ def note_inputs(root: Path, inputs: Mapping[str, str]) -> None:
 
 
 def note_curve(root: Path, recipe: Recipe) -> None:
-    """Keep the [evaluate] that a curve's points are measured by, if the run began without a curve."""
+    """Store the curve's [evaluate] if the run began without one."""
 
     def change(about: dict[str, Any]) -> Mapping[str, Any]:
         begun = about["recipe"].get("evaluate", {}).get("every")
@@ -430,7 +430,7 @@ def _check_same(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys
 
 
 def _part(values: Values, named: Values, recipe: Recipe, kind: RunKind) -> dict[str, Mapping[str, object]]:
-    """The sections that are named, whole, or with the keys that matter where not all do."""
+    """The named sections, whole or with the keys that matter."""
     found: dict[str, Mapping[str, object]] = {}
     for name, keys in named.items():
         section, here = getattr(recipe, name, None), values.get(name, {})
@@ -445,14 +445,14 @@ def _unreadable(file: Path, error: Exception) -> CheckpointError:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """cpu_s: of this process and all of its children, dead or alive. wall_s: while a session of the run was alive."""
+    """Cost of a run: CPU seconds of its processes and wall seconds of its sessions."""
 
     cpu_s: float = 0.0
     wall_s: float = 0.0
 
 
 class Meter:
-    """Counts on from `spent`, which earlier sessions of the run have cost."""
+    """Cost meter that starts from `spent`, the cost of earlier sessions."""
 
     def __init__(self, spent: Cost | None = None) -> None:
         spent = spent or Cost()
@@ -461,7 +461,7 @@ class Meter:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """What is spent within is not counted."""
+        """Stop counting within the block."""
         before = self.read()
         try:
             yield
@@ -471,14 +471,14 @@ class Meter:
             self._wall += after.wall_s - before.wall_s
 
     def read(self) -> Cost:
-        """The cost so far."""
+        """Return the cost so far."""
         return Cost(cpu_seconds() - self._cpu, time.monotonic() - self._wall)
 
 
 def cpu_seconds(proc: Path = Path("/proc")) -> float:
-    """User and system time of this process, of children that were waited for, and of living descendants.
+    """Return the CPU time of this process and all its descendants.
 
-    The last from `proc`, where the system has it: a worker that lives as long as the run would be missed otherwise.
+    Living ones are read from `proc`, where the system has it: a worker may live as long as the run.
     """
     times = os.times()
     return time.process_time() + times.children_user + times.children_system + _descendants(proc, os.getpid())
@@ -493,7 +493,7 @@ def _descendants(proc: Path, root: int) -> float:
         try:
             # The name, in parentheses, may hold anything; the fields after it are numbers.
             fields = (entry / "stat").read_text(encoding="latin-1").rpartition(")")[2].split()
-        except OSError:  # it ended while we looked
+        except OSError:  # it ended meanwhile
             continue
         children.setdefault(int(fields[1]), []).append(int(entry.name))
         ticks[int(entry.name)] = sum(map(int, fields[11:15]))  # utime, stime, and both of its own dead children
@@ -509,7 +509,7 @@ STEP = re.compile(r"step-(\d+)(\.jsonl(\.gz|\.zst)?)?")
 
 
 class RunFolder:
-    """One run's folder, opened for going on. Use `open_run`."""
+    """One run's folder, opened to continue it. Use `open_run`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -523,8 +523,8 @@ class RunFolder:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Within, no other process trains here; what a killed one left half written is removed. Raises CheckpointError
-        where one does."""
+        """Lock the folder for training. Removes what a killed process left half written. Raises CheckpointError where
+        another process trains here."""
         with alone(self.root):
             for folder in (self.root, self.root / "checkpoints", self.root / "trajectories"):
                 remove_partial(folder)
@@ -536,22 +536,22 @@ class RunFolder:
                     self._store = None
 
     def checkpoint(self, step: int) -> Path:
-        """Where the checkpoint after `step` steps lies, or will."""
+        """Return the path of the checkpoint after `step` steps, existing or not."""
         return self.root / "checkpoints" / f"step-{step:06d}"
 
     def checkpoints(self) -> list[tuple[int, Path]]:
-        """(step, folder) of every checkpoint, newest first."""
+        """List (step, folder) of every checkpoint, newest first."""
         return _steps(self.root / "checkpoints")
 
     def note_place(self, line: str) -> None:
-        """Keep in the manifest what the run computes on from here, if that has changed."""
+        """Record in the manifest where the run computes, if that has changed."""
         note(self.root, lambda about: {} if (places := about.get("places", []))[-1:] == [line]
              else {"places": [*places, line]})  # fmt: skip
 
     def note_harnesses(self, code: Mapping[str, str]) -> None:
-        """Keep the code of the run's harnesses in the manifest, a hash by import path; warn of one that has changed.
+        """Record the hashes of the run's harnesses; warn of changed ones. code: hash by import path.
 
-        The run goes on: what broke in it may have been mended.
+        The run goes on: a fault in the harness may have been fixed.
         """
 
         def change(about: dict[str, Any]) -> Mapping[str, Any]:
@@ -567,15 +567,14 @@ class RunFolder:
         note(self.root, change)
 
     def log(self, line: Mapping[str, float | None]) -> None:
-        """Append a step's metrics, handed to the system at once. Raises StorageError where the disk says no."""
+        """Append a step's metrics, handed to the system at once. Raises StorageError where the disk refuses."""
         # A number that is not finite is no JSON: the run could not be read any more, nor go on.
         known = {name: None if value is None or not math.isfinite(value) else value for name, value in line.items()}
         with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(known) + "\n")
 
     def keep_metrics(self) -> None:
-        """Put metrics and rollouts on the disk: of a checkpoint that a power cut leaves, those of its steps must be
-        there."""
+        """Flush metrics and rollouts to the disk: a checkpoint that survives a power cut needs those of its steps."""
         if self._store is not None:
             self._store.flush()
         if self.metrics.is_file():
@@ -583,8 +582,8 @@ class RunFolder:
                 synced(self.metrics)
 
     def read_metrics(self) -> list[Metrics]:
-        """The lines of metrics.jsonl, up to one that was cut off as it was written. Raises RecordError by line, also
-        for one of no step."""
+        """Read metrics.jsonl, except a last line that was cut off. Raises RecordError by line, also for one without a
+        step."""
         lines = read_metrics(self.metrics, cut_off=True)
         for number, line in enumerate(lines, start=1):
             if line.get("step") is None:
@@ -592,23 +591,23 @@ class RunFolder:
         return lines
 
     def trajectories(self, step: int) -> Path:
-        """Where the rollouts of `step` lie, or will."""
+        """Return the path of the rollouts of `step`, existing or not."""
         return step_file(self.root / "trajectories", step)
 
     def keep_trajectories(self, step: int, trajectories: Iterable[Trajectory]) -> None:
-        """Write the rollouts of `step` now."""
+        """Write the rollouts of `step` at once."""
         write_step(self.root / "trajectories", step, trajectories)
 
     def store_rollouts(
         self, step: int, rollouts: Callable[[], Iterator[Trajectory]], *, tokens: int, keep_gb: float
     ) -> None:
-        """Write the rollouts of `step` soon, in a thread; see `RolloutStore`."""
+        """Queue the rollouts of `step` for the writer thread (`RolloutStore`)."""
         if self._store is None:
             self._store = RolloutStore(self.root / "trajectories", keep_gb, keep_indexed(self.root))
         self._store.add(step, rollouts, tokens)
 
     def cut(self, step: int) -> None:
-        """Forget metrics and trajectories of steps after `step`, which will be taken again."""
+        """Remove metrics and trajectories of steps after `step`."""
         kept = [line for line in self.read_metrics() if (line["step"] or 0) <= step]
         write_whole(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
         for later, path in _steps(self.root / "trajectories"):
@@ -625,7 +624,7 @@ def open_run(
     tasks: str | None = None,
     start: str = "",
 ) -> RunFolder:
-    """The run in `root`, new where the folder is absent or empty.
+    """Open the run in `root`, or begin one there.
 
     inputs: name to fingerprint of what the run starts from. tasks, start: name of the task set, and the model to start
     from, where they need not be the recipe's. Raises CheckpointError where `root` holds something else: another format,
@@ -642,8 +641,8 @@ def open_run(
 
 
 def check_run(root: Path, *, kind: RunKind, recipe: Recipe) -> None:
-    """Raises what `open_run` will, but for other inputs: to be called before work that makes those. The folder is made
-    where it is absent, since only that tells whether it can be."""
+    """Check the folder as `open_run` will, before inputs are made. It is made where absent, since only that shows
+    whether it can be."""
     check_place(Path(root), recipe, manifest(kind, recipe, {}, None))
 
 

@@ -14,11 +14,11 @@ from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 
 Metrics = dict[str, float | None]
-"""One step, as a line of metrics.jsonl: name to value, None where there is none."""
+"""One step, as a line of metrics.jsonl: name to value, None if missing."""
 
 
 def read_metrics(path: Path, *, cut_off: bool = False) -> list[Metrics]:
-    """The numbers of each line of a metrics file; what is no number is left out.
+    """Read the numbers of each line of a metrics file.
 
     cut_off: the file may end in a line that was cut off as it was written, and need not be there. Raises RecordError by
     line.
@@ -42,7 +42,7 @@ def read_metrics(path: Path, *, cut_off: bool = False) -> list[Metrics]:
 
 
 def mechanisms_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
-    """`Section.mechanisms` of the keys that a recipe switches on, by key and value (`rl.dual_clip=3.0`)."""
+    """Map active keys and values (`rl.dual_clip=3.0`) to their `Section.mechanisms`."""
     return {
         f"{name}.{key}={str(value).lower() if value is True else value}": mechanism
         for name in SECTIONS
@@ -52,7 +52,7 @@ def mechanisms_of(recipe: Recipe) -> Mapping[str, tuple[str, ...]]:
 
 
 def idle_mechanisms(recipe: Recipe, steps: Sequence[Metrics]) -> list[str]:
-    """A sentence for each mechanism that never acted in a run; steps without its metrics do not count."""
+    """Name the mechanisms that never acted in a run; steps without their metrics do not count."""
     acted: dict[tuple[str, str], list[bool]] = {}
     for stage in stages_of(recipe):
         for key, (never, *metrics) in mechanisms_of(stage.recipe).items():
@@ -74,7 +74,7 @@ Names = Literal["retcon", "verl", "trl"]
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """One metric. about: what it is. verl, trl: what it is called there, "" where they have no such metric."""
+    """Names of one metric. about: its meaning. verl, trl: its names there, "" where they have no such metric."""
 
     own: str
     about: str
@@ -123,7 +123,7 @@ ALL = (
 
 
 def renamed(metrics: Mapping[str, float], names: Names) -> dict[str, float]:
-    """The metrics under these names; what is not known there is `retcon/…`."""
+    """Rename metrics; those unknown there become `retcon/…`."""
     if names == "retcon":
         return dict(metrics)
     others = {name.own: name.verl if names == "verl" else name.trl for name in ALL}

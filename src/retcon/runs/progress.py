@@ -33,7 +33,7 @@ OnProgress = Callable[[int, int], None]
 
 
 def cost_file(progress: Path) -> Path:
-    """The file beside a progress file that tells what the command cost."""
+    """Return the file beside a progress file that holds the command's cost."""
     return progress.with_suffix(".cpu_s")
 
 
@@ -79,14 +79,14 @@ def show_progress(label: str) -> Iterator[OnProgress]:
 
 @contextmanager
 def show_steps(label: str, steps: int, stages: Sequence[str] = ()) -> Iterator[StepProgress]:
-    """Return a function that takes a step's metrics and prints a line, in a terminal above a bar. stages: names."""
+    """Return a callable that shows each step's metrics. In a terminal the lines stand above a bar. stages: names."""
     with show_progress(label) as tell:
         yield StepProgress(tell, label, steps, stages)
 
 
 @contextmanager
 def show_rollouts(label: str) -> Iterator[RolloutProgress]:
-    """Return a function that shows how many rollouts of `label` are done, and when all will be."""
+    """Return a callable that shows finished rollouts and the time left."""
     with show_progress(label) as tell:
         yield RolloutProgress(tell, label)
 
@@ -98,7 +98,7 @@ FIRST = 5.0
 
 
 class RolloutProgress:
-    """Shows rollouts, sampled tokens and the expected end: in a terminal beside the bar, else as lines."""
+    """Display of rollouts, sampled tokens and time left: beside the bar in a terminal, else as lines."""
 
     def __init__(self, tell: OnProgress, label: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._label, self._clock = tell, label, clock
@@ -108,7 +108,7 @@ class RolloutProgress:
         self._done = self._total = self._tokens = 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that so many rollouts are done, those of earlier sessions among them."""
+        """Show that so many rollouts are done, those of earlier sessions included."""
         if (done, total) == (self._done, self._total):
             return
         if self._before is None:
@@ -143,7 +143,7 @@ def _progress_parts(tokens: int, seconds: float, done: int, left: int) -> list[s
 
 
 class StepProgress:
-    """Shows a line of each step's metrics, and within a step how far its rollouts are: in a terminal beside the bar."""
+    """Display of each step's metrics and, within a step, its rollouts. In a terminal beside the bar."""
 
     def __init__(
         self, tell: OnProgress, label: str, steps: int, stages: Sequence[str] = (), *,
@@ -155,7 +155,7 @@ class StepProgress:
         self._next = self._began + FIRST
 
     def __call__(self, metrics: Mapping[str, float | None]) -> None:
-        """Show a step that is over."""
+        """Show a finished step."""
         print_line(self._line(metrics))
         if isinstance(self._tell, Bar):
             self._tell.describe(self._label)
@@ -163,7 +163,7 @@ class StepProgress:
             self._tell(int(metrics["step"] or 0), self._steps)
 
     def rollouts(self, step: int, done: int, total: int, tokens: int) -> None:
-        """Show how far a step's rollouts are. tokens: sampled in it so far."""
+        """Show the progress of a step's rollouts. tokens: sampled in it so far."""
         now = self._clock()
         if step != self._step:
             self._step, self._began = step, now - 1  # what comes first comes a second after its beginning
@@ -192,7 +192,7 @@ class Bar:
 
 
 def print_place(where: Placement) -> None:
-    """Print where a command computes, and which keys would make it faster there."""
+    """Print where a command computes, and keys that would speed it up."""
     for line in (where.line, *where.hints):
         print_line(line)
 
@@ -229,7 +229,7 @@ RECENT = 20
 
 
 class StepLine:
-    """Formats the line of a step.
+    """Formatter of a step's line.
 
     Args:
         steps: of the whole run, earlier sessions included.
@@ -272,14 +272,14 @@ def _rate(metrics: Mapping[str, float | None]) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """`0:07`, `12:40`, `3:05:00`: hours, minutes and seconds."""
+    """Format as `0:07`, `12:40` or `3:05:00`: hours, minutes and seconds."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class Lines:
-    """Progress as plain lines: one at every tenth of the way, the first and the last among them."""
+    """Progress as plain lines, the first, the last and one per tenth."""
 
     def __init__(self, label: str, write: Callable[[str], None]) -> None:
         self._label, self._write = label, write
@@ -293,7 +293,7 @@ class Lines:
 
 
 class ProgressFile:
-    """Progress in a file, written no more often than a parent reads it, and at the end; disks may be slow."""
+    """Progress in a file, throttled to its reader's interval."""
 
     def __init__(self, path: Path, label: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._label, self._clock = path, label, clock

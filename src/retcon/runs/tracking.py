@@ -1,4 +1,4 @@
-"""Handing a run's metrics to its trackers, each in a thread of its own: none of them can stop or slow the run."""
+"""Forwarding of metrics to trackers, in threads that cannot slow the run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from retcon.store.whole import write_whole
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """project, name: as `track.project` and `track.name` say. id: the same in every session of the run, and no other
-    run's. folder: the run's. config: its recipe, section to key to value. step: the first that will be logged."""
+    """A run as trackers see it. project, name: from [track]. id: unique, and the same in all sessions of the run.
+    folder: the run's. config: its recipe, section to key to value. step: the first that will be logged."""
 
     project: str
     name: str
@@ -49,11 +49,11 @@ class Tracker:
         raise NotImplementedError
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics, under the names that `track.names` chooses."""
+        """Log a step's metrics, under the names that `track.names` chooses."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """No further step will come, of this session at least."""
+        """Finish: no further step will come in this session."""
 
 
 Tracker.kinds = Registry("tracker", base=Tracker)
@@ -70,7 +70,7 @@ Line = tuple[int, dict[str, float]]
 
 
 def find_trackers(section: TrackSection) -> list[type[Tracker]]:
-    """The trackers that are asked for. Raises RecipeError for an unknown one, MissingExtra for one that is not
+    """Return the trackers in the recipe. Raises RecipeError for an unknown one, MissingExtra for one that is not
     installed."""
     found = [Tracker.kinds.find(name) for name in section.to]
     for name, kind in zip(section.to, found, strict=True):
@@ -84,7 +84,7 @@ def find_trackers(section: TrackSection) -> list[type[Tracker]]:
 
 @dataclass(frozen=True, slots=True)
 class Tracking:
-    """Takes each step's metrics, as metrics.jsonl has them, and hands them on; returns at once."""
+    """Forwarder of each step's metrics to the trackers; returns at once."""
 
     section: TrackSection
     threads: Sequence[_Thread]
@@ -99,7 +99,7 @@ class Tracking:
 
 @contextmanager
 def tracking(recipe: Recipe, folder: Path) -> Iterator[Tracking]:
-    """The recipe's trackers over the run in `folder`; at the end of the block they have PATIENCE_S to finish.
+    """Open the recipe's trackers over the run in `folder`. At the end of the block they have PATIENCE_S to finish.
 
     Raises what `find_trackers` does. Warns (TrackingWarning) of a tracker that fails, is left behind or does not
     finish; metrics.jsonl has everything all the same.
@@ -123,7 +123,7 @@ def tracking(recipe: Recipe, folder: Path) -> Iterator[Tracking]:
 
 
 class _Thread:
-    """One tracker, made and called in a thread that the program does not wait for when it ends."""
+    """Thread that makes and calls one tracker, and does not keep the program from ending."""
 
     def __init__(self, name: str, kind: type[Tracker], run: TrackedRun) -> None:
         self._name, self._kind, self._run = name, kind, run
@@ -172,7 +172,7 @@ class _Thread:
             self._failed = f"failed, and gets nothing more: {type(error).__name__}: {_first_line(error)}"
 
     def _warn(self, what: str) -> None:
-        """Once: a tracker that is in trouble would be so at every step."""
+        """Warn once, as a broken tracker would fail at every step."""
         if not self._warned:
             self._warned = True
             line = f"track.to: {self._name} {what}; metrics.jsonl has every step"
@@ -184,7 +184,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _id(folder: Path) -> str:
-    """What trackers know the run by: made up once."""
+    """The run's id for trackers, made up once."""
     file = folder / ID
     if not file.is_file():
         write_whole(file, secrets.token_hex(4) + "\n")

@@ -15,10 +15,10 @@ from retcon.cli.dry_run import plan_evaluation
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.evaluate.audit import Auditing, Size, run_audit
+from retcon.evaluate.audit import AuditJob, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.result import score, write_result
-from retcon.evaluate.runner import held_by, run_evaluation
+from retcon.evaluate.runner import result_in, run_evaluation
 from retcon.models.devices import Placement
 from retcon.store import jsonl
 from retcon.tasks.registry import problems_of
@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def audited(recipe: Recipe, base: Path, out: Path, on_place: Callable[[Placement], None]) -> object:
-    return run_audit(Auditing(recipe, base, out, Size(1, 1, 1), lambda *_: []), on_place=on_place)
+    return run_audit(AuditJob(recipe, base, out, Size(1, 1, 1), lambda *_: []), on_place=on_place)
 
 
 def demonstrated(recipe: Recipe, base: Path, out: Path, on_place: Callable[[Placement], None]) -> object:
@@ -75,7 +75,7 @@ def test_the_plan_of_an_evaluation_that_is_whole_says_so_and_refuses_nothing(
         plan_evaluation(recipe, base, out)
     tasks = build_tasks(recipe, base)
     problems = problems_of(recipe, tasks)
-    held = held_by(recipe, base, out, problems, tasks)
+    held = result_in(recipe, base, out, problems, tasks)
     out.mkdir()
     jsonl.write(out / "trajectories-t1.jsonl", [])
     measured = score([(one.id, []) for one in problems], temperature=1, top_p=1, cpu_s=0, wall_s=0)

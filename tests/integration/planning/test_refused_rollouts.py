@@ -17,7 +17,7 @@ from retcon.cli.dry_run import plan_evaluation, plan_rl
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import RecipeError, TaskWarning
-from retcon.evaluate.audit import Auditing, Size, run_audit
+from retcon.evaluate.audit import AuditJob, Size, run_audit
 from retcon.evaluate.difficulty import run_difficulty
 from retcon.evaluate.runner import run_evaluation
 from retcon.train.rl import run_rl
@@ -108,7 +108,7 @@ def test_an_audit_which_purifies_whatever_the_recipe_repairs_by_refuses_it_befor
 ) -> None:
     recipe = load_recipe(None, [*keys, *SHORT, f"repair.kind={repair}", f'model.path="{base}"'])
     with pytest.raises(RecipeError, match=says):
-        run_audit(Auditing(recipe, base, tmp_path / "out", Size(), lambda *_: []))
+        run_audit(AuditJob(recipe, base, tmp_path / "out", Size(), lambda *_: []))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -16,8 +16,8 @@ from retcon.core.errors import CheckpointError, InfrastructureFault, SandboxUnav
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate import runner
-from retcon.evaluate.result import Begun, Result, read_result, write_result
-from retcon.evaluate.runner import evaluate, held_by, run_evaluation, settings_of
+from retcon.evaluate.result import PartialResults, Result, read_result, write_result
+from retcon.evaluate.runner import evaluate, result_in, run_evaluation, settings_of
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -189,7 +189,7 @@ def test_what_was_begun_and_cannot_be_read_is_refused_before_anything_is_loaded(
     (tmp_path / "trajectories-t1.jsonl.partial").write_text("mine\n")
     task = Task("t/0", "1 + 1?", "2")
     with pytest.raises(CheckpointError, match=r"trajectories-t1\.jsonl\.partial is broken \(.*\): remove it"):
-        held_by(RECIPE, tmp_path, tmp_path, [task])
+        result_in(RECIPE, tmp_path, tmp_path, [task])
 
 
 def test_an_evaluation_with_repairs_is_another_one(done: Path) -> None:
@@ -206,7 +206,7 @@ def test_of_many_problems_some_are_done_before_others_begin(
     monkeypatch.setattr(runner, "AT_ONCE", 4)
     servers = [f"engine.kind={kind}", f"engine.url={SERVERS[kind]}", f"engine.at_once={at_once}"]
     recipe = RECIPE.model_copy(update={"engine": load_recipe(None, servers).engine})
-    tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), Begun()
+    tasks, tokenizer, begun = task_set("numbers").evaluation(3, 0), ByteTokenizer(), PartialResults()
     seen: list[tuple[str, int]] = []
 
     def reply(request_id: str, text: str, n: int) -> str:

@@ -12,7 +12,7 @@ from retcon.cli.compare import CompareOptions, Comparison, Match, budget_words, 
 from retcon.cli.runner import Target, check_same_inputs, pending
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, read_result, score, setting_names, write_result
-from retcon.report.comparison import read_compared
+from retcon.report.comparison import read_arm_run
 from retcon.report.runs import run_folder
 
 
@@ -31,14 +31,14 @@ def test_a_run_without_a_step_has_no_figures_of_0(tmp_path: Path) -> None:
     (folder / "eval").mkdir(parents=True)
     write_result(folder / "eval/result.json", Result("base", {}, {}))
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert len(read_compared(tmp_path, "saar", 3).run.metrics) == 1
+    assert len(read_arm_run(tmp_path, "saar", 3).run.metrics) == 1
     (folder / "metrics.jsonl").write_text("")
-    told = r"seed-3/metrics\.jsonl tells no step of .*: remove .*seed-3, and it is trained again"
-    with pytest.raises(RecordError, match=told):
-        read_compared(tmp_path, "saar", 3)
+    error = r"seed-3/metrics\.jsonl has no step of .*: remove .*seed-3 to train it again"
+    with pytest.raises(RecordError, match=error):
+        read_arm_run(tmp_path, "saar", 3)
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(RecordError, match=told):
-        read_compared(tmp_path, "saar", 3)
+    with pytest.raises(RecordError, match=error):
+        read_arm_run(tmp_path, "saar", 3)
 
 
 def test_a_result_that_cannot_be_read_can_be_measured_again(tmp_path: Path) -> None:

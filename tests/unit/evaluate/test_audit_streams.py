@@ -17,7 +17,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.evaluate.audit import Audit, Auditing, Size, _open, audit
+from retcon.evaluate.audit import Audit, AuditJob, Size, _open, audit
 from retcon.rollout.context import RolloutContext
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
@@ -43,7 +43,7 @@ def audited(out: Path, replies=reply, *, group: int = 2) -> tuple[Audit, Scripte
     context = RolloutContext(engine, Chat(tokenizer), {"python": tool}, LIMITS)
     recipe = load_recipe(None, [f"rl.group={group}", "rollout.max_turns=6"])
     out.mkdir()
-    job = Auditing(recipe, out, out, Size(2, 2, 3), lambda _, groups: [[0.0] * len(group) for group in groups])
+    job = AuditJob(recipe, out, out, Size(2, 2, 3), lambda _, groups: [[0.0] * len(group) for group in groups])
     return asyncio.run(audit(job, TASKS, context, grade, model="m")), engine
 
 
@@ -81,7 +81,7 @@ def test_one_rollout_in_twenty_may_be_lost_and_is_in_no_group(tmp_path: Path) ->
 
 
 def test_tasks_that_are_asked_with_another_system_prompt_are_another_audits(tmp_path: Path) -> None:
-    job = Auditing(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
+    job = AuditJob(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
     about = json.loads(json.dumps(_open(job, "model", TASKS, "Compute.")))
     file = job.out / "audit.json"
     file.write_text(json.dumps(about))

@@ -9,8 +9,8 @@ import pytest
 from comparing import FIX, trajectory
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
-from retcon.evaluate.result import BegunFile, Result, partial, score, write_result
-from retcon.evaluate.runner import RELEVANT, held_by, run_evaluation, settings_of
+from retcon.evaluate.result import PartialFile, Result, partial, score, write_result
+from retcon.evaluate.runner import RELEVANT, result_in, run_evaluation, settings_of
 from retcon.report.runs import some_trajectories, view
 from retcon.store import jsonl
 from retcon.tasks.types import Task
@@ -43,14 +43,14 @@ def test_an_evaluation_goes_on_where_its_model_was_moved_to_and_not_with_another
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(weights)
     out.mkdir()
-    begun = held_by(RECIPE, old, out, tasks)
+    begun = result_in(RECIPE, old, out, tasks)
     setting = score([("a", [trajectory("a/0", FIX)])], temperature=1.0, top_p=1.0, cpu_s=1.0, wall_s=1.0)
     write_result(out / "result.json", begun.with_setting("t1", setting))
-    with BegunFile(out / "trajectories-top_p.jsonl", begun) as file:
+    with PartialFile(out / "trajectories-top_p.jsonl", begun) as file:
         file.add("a", [trajectory("a/0", FIX)])
     old.rename(moved)
     assert partial(out / "trajectories-top_p.jsonl").is_file()
-    held = held_by(RECIPE, moved, out, tasks)
+    held = result_in(RECIPE, moved, out, tasks)
     assert (held.checkpoint, list(held.settings)) == (str(moved.resolve()), ["t1"])
     with pytest.raises(CheckpointError, match=r"evaluates .*old, not .*other: choose another"):
-        held_by(RECIPE, other, out, tasks)
+        result_in(RECIPE, other, out, tasks)

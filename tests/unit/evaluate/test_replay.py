@@ -19,19 +19,19 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.evaluate.audit import (
     RULES,
     Audit,
-    Auditing,
+    AuditJob,
     Count,
     FailedCall,
-    Replayed,
+    ReplayCounts,
     Size,
     _open,
     audit,
     chances,
-    counted,
-    drawn,
+    count_replays,
     failed_calls,
     over_tasks,
     replay,
+    sample_calls,
     verdict,
 )
 from retcon.purify.saar import Saar
@@ -106,8 +106,8 @@ def test_a_failure_that_nothing_follows_is_no_state():
 
 def test_which_are_drawn_depends_on_the_seed_and_their_ids_alone():
     calls = found(context())
-    assert drawn(calls, 2, seed=5) == drawn(calls[::-1], 2, seed=5)
-    assert len({tuple(c.id for c in drawn(calls, 2, seed=n)) for n in range(9)}) > 1
+    assert sample_calls(calls, 2, seed=5) == sample_calls(calls[::-1], 2, seed=5)
+    assert len({tuple(c.id for c in sample_calls(calls, 2, seed=n)) for n in range(9)}) > 1
 
 
 def test_counterfactuals_begin_where_they_say():
@@ -184,7 +184,7 @@ def test_a_state_that_cannot_be_rebuilt_is_a_fault_whatever_the_replay_does():
     (first, *_) = found(shared)
     made = replayed(first, shared)
     assert {t.stop for t in made} == {"infrastructure"}
-    assert counted(first, made).lost == len(made)
+    assert count_replays(first, made).lost == len(made)
     assert "its state cannot be rebuilt" in shared.faults.first
 
 
@@ -209,19 +209,19 @@ def test_other_faults_in_all_replays_of_a_failed_call_end_the_audit(tmp_path):
     assert not list((tmp_path / "audit/replays").iterdir())
 
 
-def one(task: str = "a", **changes) -> Replayed:
+def one(task: str = "a", **changes) -> ReplayCounts:
     """Half of fresh tries pass, none after the failure, all after the fix; working tries pass."""
     seen = {
         "fresh": Count(4, 2), "raw": Count(4, 0), "fixed": Count(4, 4), "worked": Count(2, 2), "failed": Count(2, 0),
         "advantage": -1.0, "fix_advantage": 1.0,
     }  # fmt: skip
-    return Replayed(id=f"{task}/0/0", task=task, turn=0, lost=0, **{**seen, **changes})
+    return ReplayCounts(id=f"{task}/0/0", task=task, turn=0, lost=0, **{**seen, **changes})
 
 
 def test_replays_are_counted_by_where_they_begin_and_what_the_fresh_try_did():
     shared = context()
     (first, *_) = found(shared)
-    about = counted(first, replayed(first, shared))
+    about = count_replays(first, replayed(first, shared))
     assert (about.fresh, about.raw, about.fixed) == (Count(4, 2), Count(4, 0), Count(4, 4))
     assert (about.worked, about.failed) == (Count(2, 2), Count(2, 0))
     assert (about.of_failure, about.of_fix, about.of_working) == (-0.5, 0.5, 1.0)
@@ -305,7 +305,7 @@ def audited(
         if done == stop_after:
             raise KeyboardInterrupt
 
-    job = Auditing(recipe, out, out, Size(**{"prompts": 2, "calls": 3, "replays": 2, **size}), by_recipe)
+    job = AuditJob(recipe, out, out, Size(**{"prompts": 2, "calls": 3, "replays": 2, **size}), by_recipe)
     try:
         made = asyncio.run(audit(job, TASKS, shared, grade, model="m", judge=judge, on_progress=tell))
     except KeyboardInterrupt:
@@ -371,7 +371,7 @@ def test_rollouts_that_an_outage_took_are_made_again(tmp_path):
 
 def test_a_folder_of_another_audit_is_refused(tmp_path):
     recipe = load_recipe(None, [])
-    job = Auditing(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
+    job = AuditJob(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
     _open(job, "other", [])  # of which nothing is made
     write_json(job.out / "audit.json", _open(job, "model", []))
     _open(job, "other", [])  # nor so far of this one, whose server may have refused it

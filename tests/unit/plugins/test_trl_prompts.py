@@ -14,7 +14,7 @@ import torch
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError
-from retcon.plugins.trl import Rollouts, _told, prompt_of, refuse_unseen_ends
+from retcon.plugins.trl import Rollouts, _question, check_turn_ends, prompt_of
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch
@@ -30,9 +30,9 @@ def test_a_row_of_a_task_that_was_not_drawn_is_refused() -> None:
     with Rollouts("quickstart/saar", model="base") as rollouts:
         assert rollouts._task("Who?", None).id.startswith("prompt/")
         with pytest.raises(RecipeError, match=r"names the task 'problems/1', which .* `dataset`"):
-            rollouts._task(*_told(prompt_of(task)))
+            rollouts._task(*_question(prompt_of(task)))
         rollouts._know([task])
-        assert rollouts._task(*_told(prompt_of(task))) == task
+        assert rollouts._task(*_question(prompt_of(task))) == task
 
 
 def test_behind_their_with_block_there_are_no_rollouts() -> None:
@@ -49,6 +49,6 @@ def test_behind_their_with_block_there_are_no_rollouts() -> None:
 def test_that_all_completions_would_be_masked_is_refused() -> None:
     tokenizer = ByteTokenizer()
     chat = Chat(tokenizer)
-    refuse_unseen_ends(chat, trainer_of(1, tokenizer.special_id("<|im_end|>")))
+    check_turn_ends(chat, trainer_of(1, tokenizer.special_id("<|im_end|>")))
     with pytest.raises(RecipeError, match=r"mask_truncated_completions = True: turns end with '<.im_end.>'"):
-        refuse_unseen_ends(chat, trainer_of(tokenizer.special_id("<|endoftext|>")))
+        check_turn_ends(chat, trainer_of(tokenizer.special_id("<|endoftext|>")))

@@ -12,7 +12,7 @@ pytest.importorskip("torch", reason="training needs the [train] extra")
 from retcon.config.load import load_recipe
 from retcon.config.schema import RolloutSection
 from retcon.core.errors import RecipeError
-from retcon.plugins.trl import Rollouts, refuse_other_sampling
+from retcon.plugins.trl import Rollouts, check_same_sampling
 
 pytestmark = pytest.mark.torch
 
@@ -42,7 +42,7 @@ def rollout(*overrides: str) -> RolloutSection:
     ],
 )
 def test_what_is_alike_or_not_set_is_taken(own: list[str], asked: dict[str, Any]) -> None:
-    refuse_other_sampling(rollout(*own), config(**asked))
+    check_same_sampling(rollout(*own), config(**asked))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_rollouts_that_are_sampled_otherwise_than_asked_for_are_refused(
     own: list[str], asked: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RecipeError, match=words):
-        refuse_other_sampling(rollout(*own), config(**asked))
+        check_same_sampling(rollout(*own), config(**asked))
 
 
 def test_it_is_refused_before_any_rollout() -> None:

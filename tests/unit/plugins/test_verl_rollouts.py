@@ -23,7 +23,7 @@ from retcon.engine.types import Generation, SamplingParams
 from retcon.plugins.verl.choosing import unpack
 from retcon.plugins.verl.output import to_output
 from retcon.plugins.verl.settings import Lengths
-from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, Rolled, ServerEngine, Shared
+from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, ServerEngine, Shared, VerlRollout
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.tasks.types import Task
 
@@ -108,8 +108,8 @@ def test_what_is_a_servers_fault_is_nobody_elses_and_kept(answer: Any, says: str
     with pytest.raises(InfrastructureFault, match=re.escape(says)):
         generated(engine)
     made = Trajectory("t/1/0", "t", (), (), stop="infrastructure")
-    assert says in Rolled(made, 100, engine, False, 2).fault
-    assert Rolled(replace(made, stop="answer"), 100, engine, False, 2).fault == "", "it was answered in the end"
+    assert says in VerlRollout(made, 100, engine, False, 2).fault
+    assert VerlRollout(replace(made, stop="answer"), 100, engine, False, 2).fault == "", "it was answered in the end"
 
 
 def test_what_a_server_refuses_and_what_it_could_not_serve_is_no_fault() -> None:
@@ -150,7 +150,8 @@ MADE = Trajectory("t/1/0", "t", (Segment("prompt", "?", (7, 8)),), (CALLED, ANSW
 def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
     engine = ServerEngine(Servers())
     engine.seconds, engine.preempted, engine.steps = 1.5, 2, [5, 3, 4]
-    return to_output(Rolled(made, RolloutLimits(limit, 1), engine, validating, 6), load_recipe("mini/cleaner", keys))
+    rollout = VerlRollout(made, RolloutLimits(limit, 1), engine, validating, 6)
+    return to_output(rollout, load_recipe("mini/cleaner", keys))
 
 
 def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:

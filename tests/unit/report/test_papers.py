@@ -15,11 +15,11 @@ from retcon.cli.reproduce import PAPERS
 from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory
 from retcon.evaluate.result import Result, score
-from retcon.report.comparison import PLAIN, REPAIRED, ComparedRun
+from retcon.report.comparison import PLAIN, REPAIRED, ArmRun
 from retcon.report.papers import types as counting
 from retcon.report.papers import types as spikes
-from retcon.report.papers.page import SHAPE_ONLY, Reproduced, StudyReport, all_figures, write_reproduced
-from retcon.report.papers.types import Claim, Here, Paper, table
+from retcon.report.papers.page import SHAPE_ONLY, PaperResults, StudyReport, all_figures, write_reproduction
+from retcon.report.papers.types import Claim, Ours, Paper, table
 from retcon.report.runs import Run
 from retcon.report.sheet import Sheet
 from retcon.runs.metrics import Metrics
@@ -29,11 +29,11 @@ needs_matplotlib = pytest.mark.skipif(find_spec("matplotlib") is None, reason="p
 papers = pytest.mark.parametrize("paper", PAPERS.values(), ids=list(PAPERS))
 
 
-def run_of(folder: Path, *lines: Metrics) -> ComparedRun:
-    return ComparedRun(Run(folder, 0, list(lines), Result("/m", {}, {})), {})
+def run_of(folder: Path, *lines: Metrics) -> ArmRun:
+    return ArmRun(Run(folder, 0, list(lines), Result("/m", {}, {})), {})
 
 
-def evaluated(folder: Path, condition: str, *rollouts: Trajectory) -> ComparedRun:
+def evaluated(folder: Path, condition: str, *rollouts: Trajectory) -> ArmRun:
     (folder / condition).mkdir(parents=True)
     jsonl.write(folder / condition / counting.ROLLOUTS, rollouts)
     return run_of(folder)
@@ -51,7 +51,7 @@ def test_a_table_loses_no_cell_and_has_as_many_as_columns() -> None:
     columns = (("A", "pass1", "easier"), ("B", "", "no such problems"), ("C", "", "no such problems"))
     found = list(table("table 9", columns, ("ours", "1.0 2.0 -", "arm", "smaller"), ("others'", "3 - 4", "", "theirs")))
     assert found == [
-        Claim("ours: A", "1.0", "table 9", Here("arm", "pass1"), "smaller; easier"),
+        Claim("ours: A", "1.0", "table 9", Ours("arm", "pass1"), "smaller; easier"),
         Claim("ours", "B 2.0", "table 9", None, "no such problems"),
         Claim("others'", "A 3, C 4", "table 9", None, "theirs"),
     ]
@@ -65,14 +65,14 @@ def reported(paper: Paper, only: str, out: Path, *, seeds: int = 1, quick: bool 
     names = paper.compared(study)
     runs = {
         arm: [
-            ComparedRun(run, {PLAIN: run.result, REPAIRED: run.result})
+            ArmRun(run, {PLAIN: run.result, REPAIRED: run.result})
             for run in comparison((arm,), seeds=seeds, steps=12, samples=16).arms[arm]
         ]
         for arm in names
     }
     recipes = {arm: load_recipe("mini/cleaner") for arm in names}
-    found = Reproduced(paper, (study,), runs, recipes, dict.fromkeys(names, "mini"), "retcon reproduce", 1.0, quick)
-    (report,) = write_reproduced(found, out)
+    found = PaperResults(paper, (study,), runs, recipes, dict.fromkeys(names, "mini"), "retcon reproduce", 1.0, quick)
+    (report,) = write_reproduction(found, out)
     return report, (out / "reproduction.md").read_text()
 
 
@@ -115,8 +115,8 @@ def test_a_study_whose_data_are_missing_says_so_in_a_sentence(tmp_path: Path) ->
     paper = PAPERS["rstar2"]
     study = next(study for study in paper.studies if study.name == "overlong")
     runs = {arm: [run_of(tmp_path, {"step": 1})] for arm in paper.compared(study)}
-    found = Reproduced(paper, (study,), runs, {}, dict.fromkeys(runs, "mini"), "retcon reproduce", 1.0)
-    (report,) = write_reproduced(found, tmp_path)
+    found = PaperResults(paper, (study,), runs, {}, dict.fromkeys(runs, "mini"), "retcon reproduce", 1.0)
+    (report,) = write_reproduction(found, tmp_path)
     assert "None of this study's figures was measured" in (tmp_path / "reproduction.md").read_text()
     assert all(here == "–" and differs for *_, here, differs in report.lines)
 
@@ -124,11 +124,11 @@ def test_a_study_whose_data_are_missing_says_so_in_a_sentence(tmp_path: Path) ->
 def test_evaluation_minutes_are_those_of_one_model_with_and_without_purification(tmp_path: Path) -> None:
     off = Result("/m", {}, {}).with_setting("t1", score([], temperature=1, top_p=1, cpu_s=60, wall_s=90))
     on = Result("/m", {}, {}).with_setting("t1", score([], temperature=1, top_p=1, cpu_s=75, wall_s=120))
-    run = ComparedRun(Run(tmp_path, 0, [], off), {PLAIN: off, REPAIRED: on})
+    run = ArmRun(Run(tmp_path, 0, [], off), {PLAIN: off, REPAIRED: on})
     assert counting.evaluation_minutes(PLAIN)(run) == 1
     assert counting.evaluation_minutes(REPAIRED, wall=True)(run) == 2
     assert counting.slowdown(run) == pytest.approx(25)
-    assert counting.slowdown(ComparedRun(run.run, {PLAIN: off})) is None
+    assert counting.slowdown(ArmRun(run.run, {PLAIN: off})) is None
 
 
 def test_failures_and_accuracy_are_correlated_by_their_changes() -> None:

@@ -16,16 +16,27 @@ from retcon.config.load import load_recipe
 from retcon.evaluate.result import Problem, Result, Setting, write_result
 from retcon.evaluate.statistics import exactly
 from retcon.report.page import Report, comparison_page
-from retcon.report.plots import CURVES, Curve, across, looks, places_of, running_mean, shared, shown, steps_of, value_of
+from retcon.report.plots import (
+    CURVES,
+    Curve,
+    drop_partial_steps,
+    escape_name,
+    line_styles,
+    min_mean_max,
+    places_of,
+    running_mean,
+    steps_of,
+    value_of,
+)
 from retcon.report.runs import showcase, showcase_in, view
 from retcon.report.tables import (
     ROWS,
     comparison_table,
+    describe_cut_off,
     figures,
     measured_rows,
     result_table,
     result_title,
-    tell_cut_off,
 )
 from retcon.runs.folder import manifest
 from retcon.store import jsonl
@@ -35,14 +46,14 @@ EVIL = "<script>alert('x')</script> & \"q\""
 
 def test_the_page_escapes_what_runs_say() -> None:
     evil = trajectory(EVIL, replace(FIX, segments=(replace(FIX.segments[0], text=EVIL),)), answer(EVIL))
-    shown = comparison_page(Report(comparison((EVIL,), steps=3), {}, evil, [EVIL]))
-    assert "<script" not in shown
-    assert shown.count("&lt;script&gt;") >= 5
+    escape_name = comparison_page(Report(comparison((EVIL,), steps=3), {}, evil, [EVIL]))
+    assert "<script" not in escape_name
+    assert escape_name.count("&lt;script&gt;") >= 5
 
 
 def test_the_page_shows_the_failure_before_and_the_fix_after() -> None:
-    shown = comparison_page(Report(comparison(steps=3), {}, repaired(), []))
-    before, after = shown.split("As it is trained on")
+    escape_name = comparison_page(Report(comparison(steps=3), {}, repaired(), []))
+    before, after = escape_name.split("As it is trained on")
     assert '<pre class="removed">first find x.' in before
     assert '<pre class="failed">NameError' in before
     assert '<pre class="spliced">that failed. try again.' in after
@@ -56,8 +67,8 @@ def test_the_running_mean_is_centred_and_passes_over_gaps() -> None:
 
 
 def test_arms_keep_their_looks_whatever_stands_beside_them() -> None:
-    assert looks(["saar"])["saar"] == looks(["mine", "baseline", "saar"])["saar"]
-    mixed = looks(["mine", "baseline", "other", "saar", "roc"])
+    assert line_styles(["saar"])["saar"] == line_styles(["mine", "baseline", "saar"])["saar"]
+    mixed = line_styles(["mine", "baseline", "other", "saar", "roc"])
     assert len({look.colour for look in mixed.values()}) == 5
 
 
@@ -133,7 +144,7 @@ def test_an_evaluation_tells_of_rollouts_that_were_cut_off(cut: int, told: bool)
         for (name, setting), ends in zip(found.settings.items(), stops, strict=True)
     }
     made = msgspec.structs.replace(found, settings=settings, recipe={"rollout": {"max_tokens": 1120}})
-    said = tell_cut_off(made)
+    said = describe_cut_off(made)
     assert bool(said) is told
     assert not told or (said.startswith("11 of 100 rollouts ended for want of tokens") and "here 1120" in said)
 
@@ -154,8 +165,8 @@ def test_four_arms_lose_no_figure_at_eighty_columns() -> None:
 def test_rows_that_nothing_was_measured_for_are_left_out_and_sections_still_end() -> None:
     nothing = dict.fromkeys((row.figure for row in ROWS), None)
     arms = {"baseline": {**nothing, "pass1_t1": exactly(0.5), "tokens": exactly(60)}}
-    shown = measured_rows(nothing, arms)
-    assert [(row.figure, ends) for row, ends in shown] == [("pass1_t1", True), ("tokens", True)]
+    escape_name = measured_rows(nothing, arms)
+    assert [(row.figure, ends) for row, ends in escape_name] == [("pass1_t1", True), ("tokens", True)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +174,7 @@ def test_rows_that_nothing_was_measured_for_are_left_out_and_sections_still_end(
     ids=["plain", "underscore", "dollars", "no text"],
 )  # fmt: skip
 def test_names_are_drawn_as_they_are(name: str, text: str) -> None:
-    assert shown(name) == text
+    assert escape_name(name) == text
 
 
 def test_a_curve_is_of_the_steps_that_all_seeds_have_by_number_or_by_what_was_spent() -> None:
@@ -180,9 +191,9 @@ def test_a_curve_is_of_the_steps_that_all_seeds_have_by_number_or_by_what_was_sp
 def test_a_mean_of_evaluations_is_of_all_seeds() -> None:
     """Runs that end with a budget are evaluated at ends of their own: the last point would be the first one's alone."""
     ends = np.array([[np.nan, 0.3, 0.9], [np.nan, 0.1, np.nan]])
-    assert np.array_equal(shared(ends), [[np.nan, 0.3, np.nan], [np.nan, 0.1, np.nan]], equal_nan=True)
+    assert np.array_equal(drop_partial_steps(ends), [[np.nan, 0.3, np.nan], [np.nan, 0.1, np.nan]], equal_nan=True)
     apart = np.array([[0.3, np.nan], [np.nan, 0.1]])
-    assert np.array_equal(shared(apart), apart, equal_nan=True), "else there would be no curve"
+    assert np.array_equal(drop_partial_steps(apart), apart, equal_nan=True), "else there would be no curve"
 
 
 def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
@@ -193,7 +204,7 @@ def test_tokens_of_a_curve_are_those_of_a_rollout() -> None:
 
 
 def test_a_seed_that_lacks_a_step_takes_it_from_no_other() -> None:
-    least, mean, greatest = across(np.array([[0.5, np.nan], [0.25, 1.0], [0.75, 0.5]]))
+    least, mean, greatest = min_mean_max(np.array([[0.5, np.nan], [0.25, 1.0], [0.75, 0.5]]))
     assert (least.tolist(), mean.tolist(), greatest.tolist()) == ([0.25, 0.5], [0.5, 0.75], [0.75, 1.0])
 
 

@@ -11,7 +11,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.core.types import Parent, Segment, ToolCall, Trajectory, Turn
-from retcon.plugins.losses import refuse_own_losses
+from retcon.plugins.losses import check_loss_supported
 from retcon.rollout.context import RolloutLimits
 from retcon.train.batch import collate
 from retcon.train.objective.loss import Totals
@@ -160,4 +160,4 @@ def test_metrics_count_children_their_tokens_and_limits():
 
 def test_other_trainers_refuse_it():
     with pytest.raises(RecipeError, match=r"credit\.kind = inherit: TRL trains roots alone"):
-        refuse_own_losses(recipe("credit.kind=inherit"), "TRL")
+        check_loss_supported(recipe("credit.kind=inherit"), "TRL")

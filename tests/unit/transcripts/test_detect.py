@@ -13,7 +13,7 @@ import pytest
 from foreign import FORMATS, NAMES, REPAIRED, answer, hermes, markdown, messages, mint, user, works
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Offline
-from retcon.report.purification import remarks, shortened
+from retcon.report.purification import remarks, shorten_names
 from retcon.store.jsonl import read
 from retcon.transcripts import detector
 from retcon.transcripts.detector import Detector, nearest_format
@@ -332,11 +332,11 @@ def test_swe_agent_s_history_follows_its_steps(tmp_path: Path) -> None:
 
 def test_names_in_a_report_stay_apart() -> None:
     long = [f"math-python--gpt-4.1-mini__{n}__51672ba2.jsonl" for n in ("25f52552", "578769a7", "dbaac595")]
-    assert shortened(long, 30) == ["…25f52552…", "…578769a7…", "…dbaac595…"]
-    assert shortened(["a.jsonl", "b.jsonl"], 30) == ["a.jsonl", "b.jsonl"]
+    assert shorten_names(long, 30) == ["…25f52552…", "…578769a7…", "…dbaac595…"]
+    assert shorten_names(["a.jsonl", "b.jsonl"], 30) == ["a.jsonl", "b.jsonl"]
     alike = [f"{'x' * 20}{n}{'y' * 20}" for n in (1, 2)]
     for names in (alike, [*alike, "z"], [*long, "other.jsonl"], ["a/" + long[0], "b/" + long[0]]):
-        assert len(set(shortened(names, 30))) == len(names)
+        assert len(set(shorten_names(names, 30))) == len(names)
 
 
 @pytest.mark.parametrize("after", ["no\n", "python\n"])

@@ -13,7 +13,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from retcon.core.errors import RetconError
-from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
+from retcon.plugins.verl.settings import SECTION, check_compatible, recipe_of
 
 
 @hydra.main(config_path=None, version_base=None)  # type: ignore[untyped-decorator]  # hydra has no types
@@ -22,7 +22,7 @@ def main(config: Any) -> None:
     try:
         OmegaConf.resolve(config)
         recipe = recipe_of(config.get(SECTION))
-        refuse_unfit(config, recipe)
+        check_compatible(config, recipe)
     except RetconError as error:
         raise SystemExit(f"error: {error}") from error
     trainer, actor = config.trainer, config.actor_rollout_ref

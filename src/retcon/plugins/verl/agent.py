@@ -1,4 +1,4 @@
-"""The agent loop: `rollout/loop.py` over verl's servers. See `retcon.plugins.verl.shared` for what a worker keeps."""
+"""Agent loop for verl: `rollout/loop.py` over verl's servers (state: `plugins.verl.shared`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retcon.plugins.verl.shared import shared
 
 @register("retcon")
 class RetconAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
-    """One rollout of the recipe that the section `retcon` of verl's configuration names."""
+    """Agent loop that rolls out the recipe in verl's section `retcon`."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
         """Roll out, repair, grade. row: of verl's data set, with what its worker and our manager add.

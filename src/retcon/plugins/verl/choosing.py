@@ -1,4 +1,4 @@
-"""Which rollouts of a step are trained on, by the rules of our own trainer."""
+"""Choice of a step's rollouts by our own trainer's rules."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from retcon.train.objective.shaping import comparable
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The rollouts of a prompt by their keys: how many were made, how many of those are left by faults, and those that
-    are kept, none where faults and masks leave fewer than two."""
+    """Rollouts of a prompt: how many were made, how many faults left, and those kept, by key; none are kept where
+    faults and masks leave fewer than two."""
 
     made: int
     rolled: int
@@ -26,13 +26,13 @@ class Group:
 
     @property
     def informative(self) -> bool:
-        """Whether their rewards differ."""
+        """Whether the rewards of the kept rollouts differ."""
         return informative(list(self.kept.values()))
 
 
 @dataclass(slots=True)
 class Step:
-    """A step's groups, by the uids of their prompts, and what is to be drawn besides. prompts: that it is to have."""
+    """A step's groups, by prompt uid. prompts: how many it is to have."""
 
     recipe: Recipe
     number: int
@@ -42,12 +42,12 @@ class Step:
 
     @property
     def made(self) -> int:
-        """G': the rollouts of a prompt that does not say how many it has."""
+        """G': rollouts of a prompt that does not state their number."""
         return int(self.recipe.select.made(self.recipe.rl.group))
 
     def add(self, uid: str, rolled: Mapping[str, Trajectory], made: int | None = None) -> None:
-        """A group that is over. rolled: in the order of their indices, without those that a fault ended. made: with
-        those, G' where None."""
+        """Add a finished group. rolled: in index order, without those that a fault ended. made: number with those, G'
+        where None."""
         left = comparable(list(rolled.values()), self.recipe.rl)
         kept: list[Trajectory] = []
         if left:
@@ -59,8 +59,8 @@ class Step:
         )
 
     def to_draw(self) -> int:
-        """How many fresh prompts to roll out now, in place of groups that faults or masks took or, with dynamic
-        sampling, that teach nothing: a round more is then counted. The bounds are those of [select]."""
+        """Count the fresh prompts to roll out now, bounded by [select]. They replace groups that faults or masks took
+        or, with dynamic sampling, that teach nothing; each such call counts a round."""
         section = self.recipe.select
         bound = DynamicSampling.bounded(self.prompts, section.max_extra, section.max_rounds)
         kept = [list(group.kept.values()) for group in self.groups.values()]
@@ -74,15 +74,15 @@ class Step:
         return missing
 
     def trained(self) -> set[str]:
-        """The uids of the groups that an update is made of. Where none would teach anything, all that there are: verl
-        has no step without a batch, and one of equal rewards changes nothing."""
+        """Uids of the groups to update on. If none is informative, all: verl needs a batch, and one of equal rewards
+        changes nothing."""
         there = {uid for uid, group in self.groups.items() if group.kept}
         if not self.recipe.select.dynamic:
             return there
         return {uid for uid in there if self.groups[uid].informative} or there
 
     def metrics(self) -> dict[str, float]:
-        """Of a step, under the names of verl's trackers."""
+        """Return the step's metrics under the names of verl's trackers."""
         groups = list(self.groups.values())
         kept = sum(len(self.groups[uid].kept) for uid in self.trained())
         return {
@@ -97,13 +97,13 @@ class Step:
 
 
 def pack(trajectory: Trajectory) -> bytes:
-    """The trajectory without its prompt, its ids and their log-probs, which are in the batch."""
+    """Serialize a trajectory without prompt, ids and log-probs, which the batch holds."""
     brief = replace(trajectory, prompt=(), turns=tuple(map(_brief, trajectory.turns)))
     return zlib.compress(json.dumps(to_dict(brief), default=str).encode(), 1)
 
 
 def unpack(packed: bytes) -> Trajectory:
-    """What `pack` made. Raises RecordError."""
+    """Return the trajectory that `pack` serialized. Raises RecordError."""
     return from_dict(json.loads(zlib.decompress(packed)), "a trajectory of verl's batch")
 
 

@@ -1,4 +1,4 @@
-"""Give verl's processes the command's folder and environment: those of a running Ray are of `ray start`."""
+"""Hand the command's folder and environment to verl's processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PREFIXES, SUFFIXES = ("RETCON_", "HF_", "WANDB_"), ("_API_KEY", "_TOKEN")
 
 
 def add_environment(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Add a function to a runtime_env that each process of the run calls first. Ray's RAY_RUNTIME_ENV_HOOK.
+    """Add a set-up function to a runtime_env. Ray's RAY_RUNTIME_ENV_HOOK; each process of the run calls it first.
 
     Ray hands a function over through its own store. Values in `runtime_env["env_vars"]` are on the command line of each
     worker while it starts, and in a log that every account on the machine can read.

@@ -1,4 +1,4 @@
-"""The manager of verl's agent loops: adds to each batch what an agent loop cannot know alone."""
+"""Manager of verl's agent loops, which adds batch-wide data to each row."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from tensordict.tensorclass import NonTensorData, NonTensorStack
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ
 
-from retcon.plugins.verl.settings import SECTION, recipe_of, refuse_unfit
+from retcon.plugins.verl.settings import SECTION, check_compatible, recipe_of
 from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING
 from retcon.plugins.verl.tasks import OWN, Repeats
 
@@ -17,21 +17,20 @@ OWN_SIZE = "__rollout_n__"
 
 
 class RetconManager(AgentLoopManagerTQ):  # type: ignore[misc]  # verl has no types
-    """`actor_rollout_ref.rollout.agent.agent_loop_manager_class`. Raises RecipeError before an agent loop is started.
+    """Class for `actor_rollout_ref.rollout.agent.agent_loop_manager_class`. Raises RecipeError before agent loops.
 
     By then verl has its GPU workers up; `python -m retcon.plugins.verl` checks before them.
     """
 
     def __init__(self, config: Any, *about: Any, **more: Any) -> None:
-        refuse_unfit(config, recipe_of(config.get(SECTION)))
+        check_compatible(config, recipe_of(config.get(SECTION)))
         super().__init__(config, *about, **more)
         rollout = config.actor_rollout_ref.rollout
         self._sizes = {False: rollout.n, True: rollout.val_kwargs.n}
         self._repeats = {False: Repeats(), True: Repeats()}
 
     def generate_sequences(self, prompts: Any) -> None:
-        """As verl's, with whether it validates, and of each row how many rollouts it has and where their indices
-        begin."""
+        """Add to each row its number of rollouts, first index and phase. Then generate as verl does."""
         validating = bool(prompts["validate"]) if "validate" in prompts else False
         columns = {name: prompts[name] for name in OWN if name in prompts}
         rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))

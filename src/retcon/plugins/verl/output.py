@@ -1,4 +1,4 @@
-"""From a rollout to what verl takes: ids, mask, reward, and what its trainer may want to know besides."""
+"""Conversion of a rollout to verl's output: ids, mask, reward, figures."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 from retcon.config.schema import Recipe
 from retcon.core.types import REPLACED, to_sample, token_count
 from retcon.plugins.verl.choosing import pack
-from retcon.plugins.verl.shared import Rolled
+from retcon.plugins.verl.shared import VerlRollout
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.update import learnt
 
 
-def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
-    """The fields of an `AgentLoopOutput`, all of them of the purified history.
+def to_output(rolled: VerlRollout, recipe: Recipe) -> dict[str, Any]:
+    """Return the fields of an `AgentLoopOutput`, all of the purified history.
 
     response_mask: 1 on what the model wrote, spliced fixes among it, less what [rl] masks; 0 on observations.
     response_logprobs: where the servers were asked for them, which no repair goes with; else None, and verl computes
@@ -23,14 +23,14 @@ def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
     sample = to_sample(trajectory, scored=False)
     start = token_count(trajectory.prompt)
     known = all(p is not None for p, m in zip(sample.logprobs, sample.mask, strict=True) if m)
-    told = [0.0 if p is None else p for p in sample.logprobs[start:]]
+    logprobs = [0.0 if p is None else p for p in sample.logprobs[start:]]
     asked = any(p is not None for p in sample.logprobs)
     reward = trajectory.reward if rolled.validating else shaped_rewards([trajectory], recipe.rl, rolled.limits)[0]
     return {
         "prompt_ids": list(sample.ids[:start]),
         "response_ids": list(sample.ids[start:]),
         "response_mask": list(learnt(trajectory, sample, recipe.rl)[start:]),
-        "response_logprobs": told if asked and known else None,
+        "response_logprobs": logprobs if asked and known else None,
         "reward_score": reward,
         "num_turns": 1 + sum(1 + bool(turn.calls) for turn in trajectory.turns),
         "metrics": {
@@ -43,16 +43,16 @@ def to_output(rolled: Rolled, recipe: Recipe) -> dict[str, Any]:
             "tool_rewards": [],
             "min_global_steps": min(engine.steps, default=None),
             "max_global_steps": max(engine.steps, default=None),
-            "reward_extra_info": _told(rolled),
+            "reward_extra_info": _metrics(rolled),
             "trajectory": pack(trajectory),
             "group_size": rolled.size,
         },
     }
 
 
-def _told(rolled: Rolled) -> dict[str, float]:
-    """Figures of a rollout, which verl averages while it validates. acc: whether it was right. failed_calls: as they
-    happened. sampled_tokens: abandoned attempts among them."""
+def _metrics(rolled: VerlRollout) -> dict[str, float]:
+    """Metrics of a rollout, which verl averages in validation. acc: whether it was right. failed_calls: before repair.
+    sampled_tokens: abandoned attempts among them."""
     trajectory = rolled.trajectory
     repaired = [turn.repair.decision in REPLACED for turn in trajectory.turns if turn.repair]
     return {

@@ -1,4 +1,4 @@
-"""verl's request load balancer, by tokens: a rollout stays where its prefix is, others go where the fewest are held."""
+"""Request load balancer for verl, sticky by prefix, balanced by tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_ROLLOUTS = 100_000
 
 
 class RetconRouter:
-    """`rollout.router_config_path` of verl names a file with `router_class: retcon.plugins.verl.router.RetconRouter`.
+    """Router for verl; a file with `router_class: retcon.plugins.verl.router.RetconRouter` names it.
 
     A request counts with the tokens that it may hold: its prompt and what it may generate. servers: handles by their
     addresses. Follows verl's `RequestLoadBalancer`, whose methods run one at a time, in an actor. verl says when a
@@ -45,7 +45,7 @@ class RetconRouter:
     def acquire_server(
         self, request_id: str, prompt_ids: Sequence[int] = (), sampling_params: Mapping[str, Any] | None = None
     ) -> tuple[str, Any]:
-        """Where a request goes, and its handle. Raises RuntimeError, as verl has it, where there is no server."""
+        """Return the server and handle for a request. Raises RuntimeError, as verl does, where there is no server."""
         if not self._servers:
             raise RuntimeError("No available servers in load balancer")
         tokens = len(prompt_ids) + int((sampling_params or {}).get("max_tokens") or 0)
@@ -63,19 +63,19 @@ class RetconRouter:
         return home, self._servers[home]
 
     def _order(self, name: str, now: float) -> tuple[int, int]:
-        """The fewest faults in a row where all rest; of two with as many requests, that with shorter ones."""
+        """Sort key: fewest faults in a row where all servers rest, then fewest requests, then shorter ones."""
         breaker = self._breakers[name]
         return 0 if breaker.allows(now) else breaker.faults, self._load[name]
 
     def failed(self, request_id: str) -> int:
-        """Place a request anew whose server failed it; how many servers there are to try."""
+        """Place a failed request anew; return how many servers there are to try."""
         home = self._homes.pop(request_id, "")
         if home in self._servers:
             self._breakers[home].record_failure(self._clock())
         return len(self._servers)
 
     def release_server(self, server_id: str, request_id: str | None = None) -> None:
-        """A request is over; what is not known is ignored."""
+        """End a request; unknown ones are ignored."""
         if tokens := self._under_way.get((server_id, request_id)):
             self._load[server_id] -= tokens.pop(0)
             if not tokens:
@@ -88,8 +88,8 @@ class RetconRouter:
             self._breakers[name] = CircuitBreaker(FIRST_PAUSE, LONGEST_PAUSE)
 
     def remove_servers(self, server_ids: Sequence[str]) -> None:
-        """Rollouts that were there are given another home with their next request. What is under way there is of no
-        account any more, also where a server of that name comes back."""
+        """Remove servers; their rollouts move with their next request. Requests under way there no longer count, also
+        where a server of that name comes back."""
         for name in server_ids:
             self._servers.pop(name, None)
             self._load.pop(name, None)
@@ -113,7 +113,7 @@ class RetconRouter:
         }
 
     def clear_sticky_cache(self) -> dict[str, Any]:
-        """Every rollout's next request is placed anew: the servers have forgotten what they had cached."""
+        """Place every rollout's next request anew, as caches were dropped."""
         cleared = len(self._homes)
         self._homes.clear()
         return {"cleared_entries": cleared, "server_loads": dict(self._load)}

@@ -1,4 +1,4 @@
-"""verl's replay buffer with the recipe's selection: GRPO-RoC, dynamic sampling, fresh prompts in place of faults."""
+"""Replay buffer for verl with the recipe's selection and replacement prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Key = str
 
 
 class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
-    """`trainer.v1.sampler.custom_sampler`; its `sampler_kwargs` are the section `retcon`.
+    """Class for `trainer.v1.sampler.custom_sampler`; its `sampler_kwargs` are the section `retcon`.
 
     A step's prompts are rolled out `rollout.n` times (G'); once all are over, the recipe's selection keeps `rl.group`
     (G) of each, the same ones that our own trainer keeps of the same rollouts. Where dynamic sampling, or groups that
@@ -42,7 +42,7 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
         self._recipe = recipe_of(sampler_kwargs)
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[Any, dict[str, float]]:
-        """The batch of a step, and figures of how it was chosen. Raises SandboxUnavailable where none is left."""
+        """Return a step's batch and metrics of its selection. Raises SandboxUnavailable where none is left."""
         if partition_id == "val":
             found: tuple[Any, dict[str, float]] = super().sample(global_steps, partition_id, batch_size)
             return found
@@ -66,25 +66,25 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
             return self._batch(step, partition_id), step.metrics()
 
     def _take(self, step: Step, partition_id: str, uids: Sequence[str]) -> None:
-        """Groups that are over: what was rolled out of each, and what of it is kept."""
+        """Add finished groups: what was rolled out of each, and what of it is kept."""
         new = set(uids)
         keys = sorted((k for k in self.partitions[partition_id] if _uid(k) in new), key=_place)
-        told: dict[str, dict[Key, Trajectory]] = defaultdict(dict)
+        rolled: dict[str, dict[Key, Trajectory]] = defaultdict(dict)
         sizes: dict[str, int] = {}
         if keys:
             read = transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
             for key, about in zip(keys, read["extra_fields"], strict=True):
                 fields = getattr(about, "data", about)
-                told[_uid(key)][key] = unpack(fields["trajectory"])
+                rolled[_uid(key)][key] = unpack(fields["trajectory"])
                 sizes[_uid(key)] = int(fields["group_size"])
         for uid in uids:
-            made = sizes.get(uid, step.made)  # nobody is left of a group that faults took as a whole
-            if len(told[uid]) < made:
-                log.warning("prompt %s: faults took %d of %d rollouts", uid, made - len(told[uid]), made)
-            step.add(uid, told[uid], made)
+            made = sizes.get(uid, step.made)  # faults may have taken a whole group
+            if len(rolled[uid]) < made:
+                log.warning("prompt %s: faults took %d of %d rollouts", uid, made - len(rolled[uid]), made)
+            step.add(uid, rolled[uid], made)
 
     def _batch(self, step: Step, partition_id: str) -> Any:
-        """The metadata of what is trained on; all else leaves the queue."""
+        """Metadata of the rollouts to train on; all others leave the queue."""
         chosen = {uid: group for uid, group in step.groups.items() if uid in step.trained()}
         kept = {key for group in chosen.values() for key in group.kept}
         left_out = [*(step.groups.keys() - chosen.keys()), *(self.partitions[partition_id].keys() - kept)]

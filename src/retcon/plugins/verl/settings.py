@@ -1,4 +1,4 @@
-"""What of verl's configuration the rollouts go by, and what they cannot go with."""
+"""Settings of verl that rollouts follow, and those that cannot be combined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.engine.types import SamplingParams
-from retcon.plugins.losses import refuse_own_losses
+from retcon.plugins.losses import check_loss_supported
 from retcon.rollout.context import RolloutLimits
 from retcon.rollout.lengths import open_keys
 
@@ -23,7 +23,7 @@ SAMPLER, SAMPLER_PATH = "RetconSampler", "pkg://retcon.plugins.verl.sampler"
 
 
 def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
-    """The recipe that the section `retcon` of verl's configuration names. Raises RecipeError."""
+    """Load the recipe that verl's section `retcon` names. Raises RecipeError."""
     if not section or not section.get("recipe"):
         raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
     if unknown := sorted(set(section) - set(KEYS)):
@@ -36,7 +36,7 @@ def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """In tokens, by verl: of a prompt, of what follows it, and of what its servers take, None for the model's own."""
+    """Token limits of verl: prompt, response, and servers' context, None for the model's own."""
 
     prompt: int
     response: int
@@ -44,40 +44,40 @@ class Lengths:
 
     @classmethod
     def of(cls, config: Any) -> Lengths:
-        """Those of verl's configuration."""
+        """Read them from verl's configuration."""
         rollout = config.actor_rollout_ref.rollout
         return cls(rollout.prompt_length, rollout.response_length, rollout.get("max_model_len"))
 
     def whole(self, recipe: Recipe) -> int:
-        """Of a trajectory at most: the recipe's, where it says, within verl's."""
+        """Return the most tokens of a trajectory: the recipe's limit, if set, within verl's."""
         most = self.prompt + self.response
         return most if "rollout.max_tokens" in open_keys(recipe) else min(recipe.rollout.max_tokens, most)
 
     def limits(self, recipe: Recipe, prompt: int) -> RolloutLimits:
-        """Of a rollout with a prompt of so many tokens."""
+        """Return the limits of a rollout for the prompt's length."""
         most = min(self.whole(recipe), prompt + self.response)
         return replace(build_limits(recipe), max_tokens=most).after(prompt)
 
 
-def sampling_of(told: Mapping[str, Any], recipe: Recipe, most: int) -> SamplingParams:
-    """How verl would have a rollout sampled, with the recipe's min_p, which verl has none of. most: tokens of a turn
+def sampling_of(params: Mapping[str, Any], recipe: Recipe, most: int) -> SamplingParams:
+    """Return verl's sampling parameters with the recipe's min_p, which verl lacks. most: tokens of a turn
     (`Lengths.whole`)."""
     return SamplingParams(
-        temperature=float(told["temperature"]),
-        top_p=float(told["top_p"]),
-        top_k=max(0, int(told["top_k"])),  # verl's -1 is off
+        temperature=float(params["temperature"]),
+        top_p=float(params["top_p"]),
+        top_k=max(0, int(params["top_k"])),  # verl's -1 is off
         min_p=recipe.rollout.min_p,
         max_tokens=most,
     )
 
 
-def refuse_unfit(config: Any, recipe: Recipe) -> None:
-    """Raises RecipeError, before any work, where verl's configuration and the recipe cannot go together.
+def check_compatible(config: Any, recipe: Recipe) -> None:
+    """Raise RecipeError where verl's configuration contradicts the recipe.
 
-    A spliced token was sampled with a failure in view, and stands where none is: the log-prob that a server gave with
-    it is not that of the token where it is learnt. verl computes the policy's log-probs on the purified sequence, and
-    those are what a ratio may be made of. It has no mask that would keep the others out of a bypass or of an importance
-    correction, so that with a repair neither can be had.
+    A spliced token was sampled with a failure in view and stands in a history without it, so the log-prob that the
+    server gave is not the token's log-prob there. verl computes the policy's log-probs on the purified sequence, and
+    only those may form a ratio. verl cannot mask the server's ones out of a bypass or an importance correction, so
+    both are refused together with repairs.
     """
     rollout, purified = config.actor_rollout_ref.rollout, recipe.repair.kind != "none"
     if not config.trainer.get("use_v1", True):
@@ -96,7 +96,7 @@ def refuse_unfit(config: Any, recipe: Recipe) -> None:
             )
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
-    refuse_own_losses(recipe, "verl")
+    check_loss_supported(recipe, "verl")
     for one in (recipe, with_evaluation_repair(recipe)):  # while verl trains, and while it validates
         one.task.check_rollouts(one)
     if purified and recipe.repair.probes:

@@ -1,4 +1,4 @@
-"""What the rollouts of one of verl's workers share: chat, sandbox and graders, opened with the first of them."""
+"""State shared by the rollouts of a verl worker: chat, sandbox, graders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
 from retcon.engine.types import Generation, SamplingParams, check_params
-from retcon.plugins.verl.settings import SECTION, Lengths, recipe_of, refuse_unfit, sampling_of
+from retcon.plugins.verl.settings import SECTION, Lengths, check_compatible, recipe_of, sampling_of
 from retcon.plugins.verl.tasks import reading_of
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_member
@@ -39,15 +39,15 @@ REFUSALS = (ValueError, TypeError, AssertionError)
 
 
 class Client(Protocol):
-    """verl's `LLMServerClient`, as far as it is used."""
+    """Used part of verl's `LLMServerClient`."""
 
     async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """A `TokenOutput`."""
+        """Return a `TokenOutput`."""
         ...
 
 
 class ServerEngine:
-    """A `Generator` over verl's client, for one rollout, whose counters it keeps.
+    """A `Generator` over verl's client for one rollout, with its counters.
 
     logprobs: whether the servers are to give them: those of the distribution that was sampled from, as verl has them
     (`rollout.logprobs_mode`). The client routes by request id, so that a rollout stays where its prefix is cached.
@@ -71,23 +71,23 @@ class ServerEngine:
             raise EngineError(
                 f"request {request_id}: verl's servers do not give the ids of a stop string; use stop_ids"
             )
-        told = await self._ask(request_id, ids, _asked(params, self._logprobs))
-        found = tuple(int(i) for i in told.token_ids)
-        if told.stop_reason in ABORTED or not found:
-            raise self._fault(f"request {request_id}: the server gave it up ({told.stop_reason})")
-        self._count(told)
-        logprobs = tuple(told.log_probs) if self._logprobs and told.log_probs else None
+        output = await self._ask(request_id, ids, _asked(params, self._logprobs))
+        found = tuple(int(i) for i in output.token_ids)
+        if output.stop_reason in ABORTED or not found:
+            raise self._fault(f"request {request_id}: the server gave it up ({output.stop_reason})")
+        self._count(output)
+        logprobs = tuple(output.log_probs) if self._logprobs and output.log_probs else None
         ended = found[-1] in params.stop_ids  # verl calls both ends "completed"
-        return Generation(found, logprobs, "stop" if ended else "length", version=_version(told.extra_fields))
+        return Generation(found, logprobs, "stop" if ended else "length", version=_version(output.extra_fields))
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> None:
-        """Nothing: verl computes log-probs of the whole sequence itself, with the weights that it trains."""
+        """Do nothing: verl computes the log-probs of the whole sequence with its own weights."""
 
     async def release(self, request_id: str) -> None:
-        """The servers evict what nobody asks for."""
+        """Do nothing: the servers evict what is not used."""
 
     async def _ask(self, request_id: str, ids: Sequence[int], asked: dict[str, Any]) -> Any:
-        """The answer of the first server that does not fail: `RetconRouter` has another one for each try."""
+        """The answer of the first server that does not fail; `RetconRouter` picks another one for each try."""
         from ray.exceptions import RayError, RayTaskError
 
         failed = getattr(getattr(self._client, "_load_balancer", None), "failed", None)
@@ -111,17 +111,17 @@ class ServerEngine:
         self.fault = what
         return InfrastructureFault(what)
 
-    def _count(self, told: Any) -> None:
-        if told.num_preempted is not None and told.num_preempted >= 0:
-            self.preempted = (self.preempted or 0) + told.num_preempted
-        about = told.extra_fields
+    def _count(self, output: Any) -> None:
+        if output.num_preempted is not None and output.num_preempted >= 0:
+            self.preempted = (self.preempted or 0) + output.num_preempted
+        about = output.extra_fields
         self.steps += [
             step for step in (about.get("min_global_steps"), about.get("max_global_steps")) if step is not None
         ]
 
 
 def _asked(params: SamplingParams, logprobs: bool) -> dict[str, Any]:
-    """In vLLM's terms."""
+    """Sampling parameters in vLLM's terms."""
     return {
         "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k or -1, "min_p": params.min_p,
         "max_tokens": params.max_tokens, "stop_token_ids": list(params.stop_ids), "ignore_eos": True,
@@ -147,9 +147,8 @@ NEEDED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
-    """A rollout that is over. limits: its own. engine: what it took. size: rollouts of its group, lost ones among
-    them."""
+class VerlRollout:
+    """A finished rollout. limits: its own. engine: its usage. size: of its group, lost rollouts included."""
 
     trajectory: Trajectory
     limits: RolloutLimits
@@ -159,7 +158,7 @@ class Rolled:
 
     @property
     def fault(self) -> str:
-        """Of the server, or of a tool, that ended it; empty where none did."""
+        """The fault of a server or tool that ended it, or ""."""
         if self.trajectory.stop != "infrastructure":
             return ""
         seen = (o.text for turn in self.trajectory.turns for o in turn.observations if o.status == "infrastructure")
@@ -168,7 +167,7 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """See `open_shared`. client: of verl's servers. read: a row as a task."""
+    """Shared state of rollouts (`open_shared`). client: of verl's servers. read: a row as a task."""
 
     recipe: Recipe
     lengths: Lengths
@@ -177,8 +176,8 @@ class Shared:
     read: Callable[[Mapping[str, Any]], Task]
     grade: Grade
 
-    async def rollout(self, row: Mapping[str, Any], told: Mapping[str, Any]) -> Rolled:
-        """The rollout that verl asks for: of a row, with how it is to be sampled.
+    async def rollout(self, row: Mapping[str, Any], params: Mapping[str, Any]) -> VerlRollout:
+        """Make the rollout of a row with verl's sampling parameters.
 
         All that is random derives from (seed, step, task, index), as in our own trainer; where a step has a task twice,
         as none of ours has, the indices of the second group go on from those of the first. While verl validates, it
@@ -189,8 +188,8 @@ class Shared:
             if row.get(name) is None:
                 raise RecipeError(f"verl gives its agent loops no {name}: set {how}")
         recipe, task, validating = self.recipe, self.read(row), bool(row[VALIDATING])
-        engine = ServerEngine(self.client, logprobs=bool(told.get("logprobs")) and not validating)
-        sampling = sampling_of(told, recipe, self.lengths.whole(recipe))
+        engine = ServerEngine(self.client, logprobs=bool(params.get("logprobs")) and not validating)
+        sampling = sampling_of(params, recipe, self.lengths.whole(recipe))
         step, seed = int(row["global_steps"]), recipe.run.seed
         prompt = prompt_ids(self.context.chat, task)
         limits = self.lengths.limits(recipe, prompt)
@@ -208,19 +207,19 @@ class Shared:
         context = replace(context, engine=engine, limits=limits)
         index = int(row[FIRST]) + int(row["session_id"])
         trajectory = await rollout_member(task, context, index, seed=seed, step=step, grade=self.grade)
-        return Rolled(trajectory, limits, engine, validating, int(row[SIZE]))
+        return VerlRollout(trajectory, limits, engine, validating, int(row[SIZE]))
 
 
 KEPT = "_retcon_shared"
-"""Of the client, of which verl makes one for a worker: it makes an agent loop for each rollout, which can keep nothing,
-and tells nobody of a worker's end, which is also that of what is kept here."""
+"""Attribute of the client, of which verl has one a worker: its agent loops live for one rollout only, and as verl does
+not announce a worker's end, what is kept here ends with the process."""
 
 
 async def shared(client: Client, config: Any, tokenizer: Any) -> Shared:
-    """What the rollouts over this client share, opened by the first of them, and anew after a failure.
+    """Return the client's shared state, opened once, and anew after a failure.
 
     config: verl's. tokenizer: transformers', with the chat template that verl would have it use. Raises RecipeError,
-    SandboxUnavailable, CheckpointError, MissingExtra, DataError for a grader that there is not.
+    SandboxUnavailable, CheckpointError, MissingExtra, DataError for an unknown grader.
     """
     opening: asyncio.Task[tuple[AsyncExitStack, Shared]] | None = getattr(client, KEPT, None)
     if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
@@ -236,9 +235,9 @@ async def _opened(client: Client, config: Any, tokenizer: Any) -> tuple[AsyncExi
 
 @asynccontextmanager
 async def open_shared(client: Client, config: Any, tokenizer: Any) -> AsyncIterator[Shared]:
-    """As `shared`, for as long as it is needed."""
+    """Open the shared state of a worker for a `with` block; raises as `shared` does."""
     recipe = recipe_of(config.get(SECTION))
-    refuse_unfit(config, recipe)
+    check_compatible(config, recipe)
     recipe = size_sandbox(recipe, config)
     family = None if isinstance(recipe.task, FileTaskSettings) else recipe.task.build()
     read, chat = reading_of(recipe.task, family), _chat_of(recipe, tokenizer)
@@ -247,7 +246,7 @@ async def open_shared(client: Client, config: Any, tokenizer: Any) -> AsyncItera
 
 
 def size_sandbox(recipe: Recipe, config: Any) -> Recipe:
-    """Divide the node's cores among its agent loops, each of which has a sandbox, unless `sandbox.workers` is set."""
+    """Divide the node's cores among its agent loops' sandboxes. Does nothing where `sandbox.workers` is set."""
     section = recipe.sandbox
     if "workers" in section.model_fields_set:
         return recipe
@@ -264,7 +263,7 @@ def _chat_of(recipe: Recipe, tokenizer: Any) -> Chat:
 
 @asynccontextmanager
 async def _open_grade(recipe: Recipe, family: TaskSet | None) -> AsyncIterator[Grade]:
-    """How rollouts are graded: by the task family's own way, or by the grader that a row of data names."""
+    """The grading of rollouts: the task family's own, or the grader that a row of data names."""
     if family is not None:
         async with open_graded(family) as tasks:
             yield tasks.grade

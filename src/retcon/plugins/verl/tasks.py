@@ -1,4 +1,4 @@
-"""A row of verl's data set as a task: what `retcon data export --verl` wrote, or anybody's."""
+"""Reading of rows of verl's data sets, ours or others', as tasks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ VERL = named("verl")
 
 
 def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mapping[str, Any]], Task]:
-    """How rows are read under a recipe's [task]: what they leave out is as it says. family: where it is one, None for
-    data. Raises DataError for a grader that there is not."""
+    """Return a reader of rows under a recipe's [task], which fills gaps. family: the task family, None for data. Raises
+    DataError for an unknown grader."""
     if family is not None:
         return partial(task_of, system=family.system)
     assert isinstance(section, FileTaskSettings)
@@ -33,8 +33,8 @@ def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mappin
 
 
 def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = None) -> Task:
-    """row: as verl gives it to an agent loop, the messages of its prompt as `raw_prompt`. grader, system: of rows that
-    bring none.
+    """Convert a row, as verl's agent loops get it, to a task. Its prompt's messages are in `raw_prompt`.
+    grader, system: for rows that bring none.
 
     A row without an id of its own is named by its question. Raises RecipeError for one that cannot be read.
     """
@@ -47,15 +47,15 @@ def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = No
 
 
 class Repeats:
-    """Which rows are of a task that the same step, or the same validation, has had before."""
+    """Counter of a task's earlier rollouts in a step or validation."""
 
     def __init__(self) -> None:
         self._step: object = None
         self._had: Counter[str] = Counter()
 
     def before(self, step: object, rows: Iterable[Mapping[str, Any]], sizes: Iterable[int]) -> list[int]:
-        """How many rollouts of the same task come before those of each row in a step, whose rows may come in several
-        calls. sizes: rollouts of each. A row that cannot be read counts for nothing: its own rollout says why."""
+        """Count each row's earlier rollouts of its task in the step. A step's rows may come in several calls. sizes:
+        rollouts of each. A row that cannot be read counts for nothing: its own rollout raises the error."""
         if step != self._step:
             self._step, self._had = step, Counter()
         return [self._count(row, size) for row, size in zip(rows, sizes, strict=True)]

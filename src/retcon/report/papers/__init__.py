@@ -1,1 +1,1 @@
-"""Papers that `retcon reproduce` runs in miniature: what each found, and by which arms it is looked at here."""
+"""Papers that `retcon reproduce` runs in miniature, with their claims and arms."""

@@ -1,10 +1,10 @@
-"""CLEANER (arXiv 2601.15141): its tables 1 to 6, figures and appendices, and the arms that stand for them."""
+"""CLEANER (arXiv 2601.15141): tables 1 to 6, figures, appendices, and their arms."""
 
 from __future__ import annotations
 
 from retcon.report.comparison import PLAIN, REPAIRED
 from retcon.report.papers import types as counting
-from retcon.report.papers.types import SPIKES, Claim, Extra, Here, Paper, Study, Variant, draw_spikes, table
+from retcon.report.papers.types import SPIKES, Claim, Extra, Ours, Paper, Study, Variant, draw_spikes, table
 
 METHOD, SECOND = "method", "second"
 MOST = 5
@@ -86,21 +86,21 @@ MINUTES = (
 STUDIES = (
     Study("main", "Main results: accuracy (table 1)", ("cleaner", "roc"), (*ACCURACY, "tokens_t1", "steps"), (
         *TABLE_1,
-        Claim("AIME24/25 pass@1 over the baseline", "+6", FIGURE_4, Here("cleaner", "pass1", "baseline"), NUMBERS),
-        Claim("AIME24/25 pass@16", "+8", FIGURE_4, Here("cleaner", "pass16", "baseline"), NUMBERS),
+        Claim("AIME24/25 pass@1 over the baseline", "+6", FIGURE_4, Ours("cleaner", "pass1", "baseline"), NUMBERS),
+        Claim("AIME24/25 pass@16", "+8", FIGURE_4, Ours("cleaner", "pass16", "baseline"), NUMBERS),
         Claim("AIME25 pass@1", "+8.1", "figure 1", None, ONE_SET),
         Claim("GPQA; LiveCodeBench", "+3; +5", "abstract", None, f"{NO_SCIENCE}; {NO_CODE}"),
     ), curves=("held_out", "first_tries")),
     Study("tools", "Without tools, with tools, with SAAR (table 2)", ("no-tools", "cleaner"), CALLS, (
         *TABLE_2,
-        Claim("tools over none, mean accuracy", "over 5", TEXT, Here("baseline", "pass1", "no-tools"), UNTAUGHT),
+        Claim("tools over none, mean accuracy", "over 5", TEXT, Ours("baseline", "pass1", "no-tools"), UNTAUGHT),
     ), curves=("held_out",),
         note="`no-tools` begins at the start that all share and has no interpreter: that start answers by way of calls "
         "alone, and each call gets the answer that there is no such tool."),
     Study("size", "A second size (table 2)", ("second-no-tools", "second-cleaner"), (*ACCURACY, "failed_calls_t1"), (
         *TABLE_2_SECOND,
-        Claim("tools over none, mean", "20", TEXT, Here("second-baseline", "pass1", "second-no-tools"), UNTAUGHT),
-        Claim("SAAR over tools, mean", "4", TEXT, Here("second-cleaner", "pass1", "second-baseline"), NUMBERS),
+        Claim("tools over none, mean", "20", TEXT, Ours("second-baseline", "pass1", "second-no-tools"), UNTAUGHT),
+        Claim("SAAR over tools, mean", "4", TEXT, Ours("second-cleaner", "pass1", "second-baseline"), NUMBERS),
     ), curves=("held_out",), first="second-baseline",
         note="The packaged model with each layer twice, which begins as the packaged one and has a cold start of its "
         "own. As the paper's 7B: half of the smaller one's learning rate, SAAR on seven rollouts in ten."),
@@ -108,44 +108,44 @@ STUDIES = (
         curves=("held_out",)),
     Study("steps", "Steps to what the baseline reaches", ("cleaner", "roc"),
         ("steps_to_first", "reached_first", "curve_area", "pass1_equal_tokens", "steps"), (
-        Claim("steps of DemyAgent-4B; CLEANER-4B", "750; 250", "table 1", Here("cleaner", "steps steps_to_first"),
+        Claim("steps of DemyAgent-4B; CLEANER-4B", "750; 250", "table 1", Ours("cleaner", "steps steps_to_first"),
               "steps of the baseline; of SAAR, to where that ends"),
     ), curves=("held_out_by_tokens",)),
     Study("errors", "Errors that are left when nothing is repaired (figure 4)", ("cleaner", "roc"),
         ("first_try_failures_t1", "failed_calls_t1", "failed_calls"), (
-        Claim("failed calls of a rollout, baseline at step 200", "0.6", TEXT, Here("baseline", "failed_calls_t1"),
+        Claim("failed calls of a rollout, baseline at step 200", "0.6", TEXT, Ours("baseline", "failed_calls_t1"),
               "evaluated at the end"),
-        Claim("failed calls, SAAR", "fewer; no number", FIGURE_4, Here("cleaner", "failed_calls_t1", "baseline"),
+        Claim("failed calls, SAAR", "fewer; no number", FIGURE_4, Ours("cleaner", "failed_calls_t1", "baseline"),
               "less the baseline's, evaluated with SAAR off"),
     ), curves=("held_out_first_tries", "failed_calls_raw")),
     Study("spikes", "Bursts of failed calls and accuracy (figure 2)", ("cleaner",), ("failed_calls_t1",), (
         Claim("accuracy where failed calls of a rollout rise", "falls; no number", "figure 2",
-              Here("baseline", "spikes_held_out spikes_training"), "r of changes: held out; in training"),
+              Ours("baseline", "spikes_held_out spikes_training"), "r of changes: held out; in training"),
     ), SPIKES, curves=("failed_calls_raw",), draw=draw_spikes,
         note="r is Pearson's between changes of both from one point to the next; of one seed with Fisher's interval, "
         "of several with Student's t over seeds. In training both are of the same rollouts."),
     Study("switch", "Purification on and off in evaluation (table 4)", ("cleaner",),
         tuple(name + on for name in ("pass1_t1", "pass16_t1", "failed_calls_t1") for on in ("", "_repaired")), (
         *TABLE_4,
-        Claim("mean latency with SAAR, % more", "8.8", TEXT, Here("cleaner", "slowdown"),
+        Claim("mean latency with SAAR, % more", "8.8", TEXT, Ours("cleaner", "slowdown"),
               "CPU time; table 4's minutes are 8.5 % more"),
     ), MINUTES, repaired=True,
         note="Both evaluations are of one model on the same problems; the paper's minutes are on GPUs."),
     Study("latency", "What purification costs in training", ("cleaner", "roc"), ("cpu_s", "sampled_tokens"), (
-        Claim("training of the 4B; of the 7B", "4 days; 2 days", "appendix A", Here("cleaner", "cpu_s"),
+        Claim("training of the 4B; of the 7B", "4 days; 2 days", "appendix A", Ours("cleaner", "cpu_s"),
               "CPU seconds; 4 H100 or H200 there"),
     ), COST, note="CPU time of everything, tool calls and updates included. Tokens are those of lookaheads, too."),
     Study("gamma", "γ: how alike a fix must be to keep the reasoning", ("cleaner", *GAMMAS), CALLS, (
-        Claim("γ of the main results", "0.5", "table 5", Here("cleaner", "repair.gamma")),
-        Claim("γ between .5 and 1", "advised; no number", "appendix A", Here("gamma-1.0", "pass1", "cleaner"),
+        Claim("γ of the main results", "0.5", "table 5", Ours("cleaner", "repair.gamma")),
+        Claim("γ between .5 and 1", "advised; no number", "appendix A", Ours("gamma-1.0", "pass1", "cleaner"),
               "γ = 1 less γ = .5"),
     ), (Extra("deep_share", "deep, of all repairs", 2, 0, counting.deep_share, most=1),),
         note="γ = 0 keeps all reasoning, γ = 1 replaces nearly all; `cleaner` has .5. A deep repair replaces the "
         "reasoning, too."),
     Study("attempts", "K: attempts after a failure, and what each one recovers", ("cleaner", *ATTEMPTS), CALLS, (
-        Claim("K of the main results", "3", "table 5", Here("cleaner", "repair.attempts")),
+        Claim("K of the main results", "3", "table 5", Ours("cleaner", "repair.attempts")),
         Claim("repaired by attempt 2; 3; 5", "less below 3, little more above; no number", "appendix A",
-              Here("attempts-5", "repaired_by_2 repaired_by_3 repaired_by_5"), "share of turns that fail"),
+              Ours("attempts-5", "repaired_by_2 repaired_by_3 repaired_by_5"), "share of turns that fail"),
     ), (*COST, *(
         Extra(f"repaired_by_{n}", f"repaired by attempt {n}", 2, 1, counting.repaired_by(n), most=1)
         for n in range(1, MOST + 1)
@@ -153,22 +153,22 @@ STUDIES = (
         note="`cleaner` has K = 3. CPU time is that of everything, tokens are those of lookaheads, too. The last "
         "rows: of the turns that fail while an evaluation repairs, with the arm's own K."),
     Study("mixing", "How many rollouts are purified", ("cleaner", "p-0.7", "half"), (*CALLS, "curve_area"), (
-        Claim("p of the 4B model", "1", CODE, Here("cleaner", "repair.probability")),
-        Claim("p of the 7B model", "0.7", "section 4.3", Here("p-0.7", "repair.probability")),
-        Claim("accuracy by p", "no number", "section 4.3", Here("p-0.7", "pass1", "cleaner"), "p = .7 less p = 1"),
+        Claim("p of the 4B model", "1", CODE, Ours("cleaner", "repair.probability")),
+        Claim("p of the 7B model", "0.7", "section 4.3", Ours("p-0.7", "repair.probability")),
+        Claim("accuracy by p", "no number", "section 4.3", Ours("p-0.7", "pass1", "cleaner"), "p = .7 less p = 1"),
     ), note="`cleaner` purifies every rollout, `p-0.7` seven in ten, `half` every other one."),
     Study("recovery", "Recovery: purification switched on halfway (figure 5)", ("cleaner", "recovery"),
         (*CALLS, "first_try_failures_t1"), (
-        Claim("AIME24, once SAAR is on", "+5.2", TEXT, Here("recovery", "pass1", "baseline"),
+        Claim("AIME24, once SAAR is on", "+5.2", TEXT, Ours("recovery", "pass1", "baseline"),
               "less the baseline's end; on at half of the steps, there from step 200"),
         Claim("AIME25, once SAAR is on", "+1.0", TEXT, None, ONE_SET),
         Claim("less SAAR from the first step", "lower; no number", TEXT,
-              Here("recovery", "pass1 pass16 failed_calls_t1", "cleaner"), "pass@1; pass@16; failed calls"),
+              Ours("recovery", "pass1 pass16 failed_calls_t1", "cleaner"), "pass@1; pass@16; failed calls"),
     ), curves=("held_out", "held_out_first_tries")),
     Study("dpo", "Masked online DPO on repaired calls (appendix B)", ("cleaner", "dpo"), CALLS, (
         Claim("over purification alone", "no gain, later collapse; no number", "appendix B",
-              Here("dpo", "pass1", "cleaner"), NUMBERS),
-        Claim("β; limit of an adjustment", "15; 0.1", CODE, Here("dpo", "rl.dpo_beta rl.dpo_limit")),
+              Ours("dpo", "pass1", "cleaner"), NUMBERS),
+        Claim("β; limit of an adjustment", "15; 0.1", CODE, Ours("dpo", "rl.dpo_beta rl.dpo_limit")),
     )),
 )  # fmt: skip
 
@@ -196,18 +196,18 @@ CLEANER = Paper(
     ),
     studies=STUDIES,
     settings=(
-        Claim("learning rate, 4B", "2e-6", "table 5", Here("cleaner", "rl.lr"), SMALL),
-        Claim("learning rate, 7B", "1e-6", "table 5", Here("second-cleaner", "rl.lr"), SMALL),
+        Claim("learning rate, 4B", "2e-6", "table 5", Ours("cleaner", "rl.lr"), SMALL),
+        Claim("learning rate, 7B", "1e-6", "table 5", Ours("second-cleaner", "rl.lr"), SMALL),
         Claim("tokens of a prompt", "2,560", "table 5", None, "no limit; prompts have some 40"),
-        Claim("tokens of a response", "20,480", "table 5", Here("cleaner", "rollout.max_tokens"), "prompt included"),
-        Claim("warm-up, steps", "20", "table 5", Here("cleaner", "rl.warmup_steps")),
-        Claim("PPO clip, below; above", "0.20; 0.28", "table 5", Here("cleaner", "rl.clip_low rl.clip_high")),
-        Claim("K; γ", "3; 0.5", "table 5", Here("cleaner", "repair.attempts repair.gamma")),
+        Claim("tokens of a response", "20,480", "table 5", Ours("cleaner", "rollout.max_tokens"), "prompt included"),
+        Claim("warm-up, steps", "20", "table 5", Ours("cleaner", "rl.warmup_steps")),
+        Claim("PPO clip, below; above", "0.20; 0.28", "table 5", Ours("cleaner", "rl.clip_low rl.clip_high")),
+        Claim("K; γ", "3; 0.5", "table 5", Ours("cleaner", "repair.attempts repair.gamma")),
         Claim("reward", "-1 or 1, of the outcome", "table 5", None, "the same, and no key"),
         Claim("evaluation: temperature", "1.0", "table 6", None, "1 here, too, and no key"),
-        Claim("evaluation: top-p", "0.6", "table 6", Here("cleaner", "evaluate.top_p"), "and top-p 1"),
-        Claim("evaluation: top-k", "-1", "table 6", Here("cleaner", "rollout.top_k"), "0 is off here"),
-        Claim("prompts; rollouts of each", "128; 16", "section 5.1", Here("cleaner", "rl.prompts rl.group")),
+        Claim("evaluation: top-p", "0.6", "table 6", Ours("cleaner", "evaluate.top_p"), "and top-p 1"),
+        Claim("evaluation: top-k", "-1", "table 6", Ours("cleaner", "rollout.top_k"), "0 is off here"),
+        Claim("prompts; rollouts of each", "128; 16", "section 5.1", Ours("cleaner", "rl.prompts rl.group")),
     ),
     elsewhere=(
         "AIME24/25, GPQA and LiveCodeBench: `--recipe baseline=dapo-baseline --recipe method=cleaner-4b "

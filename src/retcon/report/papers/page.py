@@ -1,4 +1,4 @@
-"""A reproduction as files: one page of tables and pictures, each beside the paper's own, and reproduction.json."""
+"""Page of a reproduction, with tables and pictures beside the paper's own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 from retcon.config.schema import Recipe
 from retcon.evaluate.statistics import Interval
-from retcon.report.comparison import COMPARED, Arms, ComparedRun, Figure, by_seed, caveat, difference, figures, partly
-from retcon.report.papers.types import Claim, Extra, Here, Paper, Study
+from retcon.report.comparison import COMPARED, ArmRun, Arms, Figure, by_seed, caveat, difference, figures, note_left_out
+from retcon.report.papers.types import Claim, Extra, Ours, Paper, Study
 from retcon.report.plots import draw_curves
 from retcon.report.sheet import Sheet, markdown_row
 from retcon.report.tables import cell, number
@@ -25,14 +25,14 @@ NOTHING = "None of this study's figures was measured: its runs lack the evaluati
 
 
 @dataclass(frozen=True, slots=True)
-class Reproduced:
-    """What was run. arms: name to runs, one a seed. recipes: name to the recipe that it was trained with. about: name
-    to that recipe in words. command: that made it. seconds: wall, of everything. quick: whether runs are too short for
-    their numbers to mean anything."""
+class PaperResults:
+    """A finished reproduction. arms: runs by name, one a seed. recipes: by arm. about: each arm's recipe in words.
+    command: that made it. seconds: wall time in all. quick: whether the runs are too short for their numbers to mean
+    anything."""
 
     paper: Paper
     studies: tuple[Study, ...]
-    arms: Mapping[str, Sequence[ComparedRun]]
+    arms: Mapping[str, Sequence[ArmRun]]
     recipes: Mapping[str, Recipe]
     about: Mapping[str, str]
     command: str
@@ -55,7 +55,7 @@ Line = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class StudyReport:
-    """lines: the paper's values beside ours."""
+    """One study's results. lines: the paper's values beside ours."""
 
     study: Study
     rows: list[Figure]
@@ -64,8 +64,8 @@ class StudyReport:
     pictures: list[Path]
 
 
-def write_reproduced(found: Reproduced, out: Path) -> list[StudyReport]:
-    """Write the page, its pictures into `out`/pictures/<study>, and the figures; a report per study.
+def write_reproduction(found: PaperResults, out: Path) -> list[StudyReport]:
+    """Write the page, `out`/pictures/<study> and the figures; return the studies' reports.
 
     Raises StorageError, MissingExtra without matplotlib.
     """
@@ -88,7 +88,7 @@ def write_reproduced(found: Reproduced, out: Path) -> list[StudyReport]:
 
 
 def all_figures(study: Study, arms: Arms) -> dict[str, Figure]:
-    """A comparison's figures and the study's own, by name; differences are from the first arm."""
+    """Return the comparison's and the study's figures, differences against the first arm."""
     known = {figure.name: figure for figure in figures(arms)}
     for extra in study.extras:
         if any((one := _extra(extra, arms)).arms.values()):
@@ -106,7 +106,7 @@ def _extra(extra: Extra, arms: Arms) -> Figure:
     return replace(figure, arms={**figure.arms, **own})
 
 
-def _report(found: Reproduced, study: Study, folder: Path) -> StudyReport:
+def _report(found: PaperResults, study: Study, folder: Path) -> StudyReport:
     arms = {name: found.arms[name] for name in found.paper.compared(study)}
     known: dict[str, dict[str, Figure]] = {}
 
@@ -122,16 +122,16 @@ def _report(found: Reproduced, study: Study, folder: Path) -> StudyReport:
     return StudyReport(study, rows, _sheet(study, rows), lines, list(_draw(study, arms, folder)))
 
 
-def _line(claim: Claim, found: Reproduced, against: Callable[[str], Mapping[str, Figure]]) -> Line:
+def _line(claim: Claim, found: PaperResults, against: Callable[[str], Mapping[str, Figure]]) -> Line:
     here = "" if claim.here is None else _beside(claim.here, found.recipes, against(claim.here.less))
     missing = "not measured here" if claim.here and not here else ""
     differs = "; ".join(filter(None, (SHAPE_ONLY * found.quick, claim.differs, missing)))
     return claim.what, claim.source, claim.value, here or "–", differs
 
 
-def _beside(here: Here, recipes: Mapping[str, Recipe], known: Mapping[str, Figure]) -> str:
-    """The figures of the arm, or their differences, or values of its recipe; passes in percent, as papers print them;
-    "" where it has none of them."""
+def _beside(here: Ours, recipes: Mapping[str, Recipe], known: Mapping[str, Figure]) -> str:
+    """The arm's figures, their differences, or values of its recipe; passes in percent, as papers print them; "" if it
+    has none of them."""
     texts = []
     for name in here.figures.split():
         section, _, key = name.partition(".")
@@ -167,7 +167,7 @@ def _sheet(study: Study, rows: Sequence[Figure]) -> Sheet:
         if row.differences
     )
     sections = (("as measured", values), *([(f"less {arms[0]}", apart)] if apart else []))
-    return Sheet(study.title, ("", *arms), sections, tuple(partly(rows, _label)))
+    return Sheet(study.title, ("", *arms), sections, tuple(note_left_out(rows, _label)))
 
 
 CONDITION = {"off, second top-p": "top-p", "purification on": "repaired"}
@@ -188,7 +188,7 @@ def _draw(study: Study, arms: Arms, folder: Path) -> Iterator[Path]:
         yield own
 
 
-def _page(found: Reproduced, reports: Sequence[StudyReport], settings: Sequence[Line]) -> Iterator[str]:
+def _page(found: PaperResults, reports: Sequence[StudyReport], settings: Sequence[Line]) -> Iterator[str]:
     paper, seeds = found.paper, len(found.seeds)
     yield f"# {paper.title}, in miniature\n"
     yield f"[arXiv {paper.arxiv}](https://arxiv.org/abs/{paper.arxiv}). Made by\n\n```text\n{found.command}\n```\n"

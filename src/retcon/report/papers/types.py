@@ -1,4 +1,4 @@
-"""What a reproduction is made of: arms, and studies that set their figures beside a paper's."""
+"""Parts of a reproduction: arms, claims, and studies beside a paper's figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from retcon.core.types import REPLACED, Trajectory
 from retcon.evaluate.statistics import Interval
-from retcon.report.comparison import HELD_OUT, IN_TRAINING, PLAIN, REPAIRED, Arms, ComparedRun
-from retcon.report.plots import shown
+from retcon.report.comparison import HELD_OUT, IN_TRAINING, PLAIN, REPAIRED, ArmRun, Arms
+from retcon.report.plots import escape_name
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.whole import explained, whole_file
@@ -21,9 +21,9 @@ from retcon.store.whole import explained, whole_file
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """An arm. role: of the recipe that it begins with, a key of Paper.recipes. keys: what it changes of that.
-    switches_to: the role of the recipe whose [repair] it gets for the second half of its steps, if any. rate: factor on
-    the recipe's learning rate. start: name of the start that arms of another model than the first one's share."""
+    """An arm. role: key of Paper.recipes that it starts from. keys: overrides. switches_to: role whose [repair] it gets
+    for the second half of its steps, if any. rate: factor on the recipe's learning rate. start: name of the start that
+    arms of another model than the first one's share."""
 
     name: str
     role: str
@@ -34,9 +34,9 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
-    """What stands beside a paper's value: figures of an arm, or keys of its recipe such as `rl.lr`, by their names with
-    spaces between; less: the arm whose figures are subtracted."""
+class Ours:
+    """Our value beside a paper's. figures: names, separated by spaces, of an arm's figures or recipe keys such as
+    `rl.lr`. less: the arm whose figures are subtracted."""
 
     arm: str
     figures: str
@@ -50,20 +50,20 @@ class Claim:
     what: str
     value: str
     source: str
-    here: Here | None = None
+    here: Ours | None = None
     differs: str = ""
 
 
 def table(source: str, columns: Sequence[tuple[str, str, str]], *rows: tuple[str, str, str, str]) -> Iterator[Claim]:
-    """A table of the paper: a claim for each cell that has a figure here, and one for the rest of a row. columns: head,
-    and either figures of the arms here or "" and a reason. rows: label, cells as the paper prints them, the arm here,
-    "" for none, and what differs."""
+    """Yield the claims of a paper's table: one per cell with a figure here, one for the rest of a row. columns: head,
+    and either figures of the arms here or "" and a reason. rows: label, cells as the paper prints them, the arm here or
+    "", and what differs."""
     for label, cells, arm, differs in rows:
         rest, reasons = list[str](), list[str]()
         for (head, figures, reason), cell in zip(columns, cells.split(), strict=True):
             if cell != "-" and arm and figures:
                 about = "; ".join(filter(None, (differs, reason)))
-                yield Claim(f"{label}: {head}", cell, source, Here(arm, figures), about)
+                yield Claim(f"{label}: {head}", cell, source, Ours(arm, figures), about)
             elif cell != "-":
                 rest.append(f"{head} {cell}")
                 reasons.append(reason if arm else differs)
@@ -73,24 +73,23 @@ def table(source: str, columns: Sequence[tuple[str, str, str]], *rows: tuple[str
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """A figure that a comparison does not have: one value a run, None where there is none, or one with its interval,
-    which counts where there is but one run. better: the sign of what is better, 0 where neither is. most, least: that
-    it can be."""
+    """A figure that a comparison lacks: one value a run or None, or, for a single run, one with its interval. better:
+    the sign of what is better, 0 for neither. most, least: its bounds."""
 
     name: str
     label: str
     digits: int
     better: int
-    value: Callable[[ComparedRun], float | Interval | None]
+    value: Callable[[ArmRun], float | Interval | None]
     most: float = math.inf
     least: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A table or picture of the paper. arms: names of variants. figures, curves: of a comparison's. note: what is
-    different here. first: the arm that the others are compared with, the paper's where it is "". repaired: whether it
-    reads evaluations with purification on. draw: writes a picture of its own into a folder."""
+    """A table or picture of the paper. arms: names of variants. figures, curves: of a comparison's. note: what differs
+    here. first: the baseline arm, by default the paper's. repaired: whether it reads evaluations with purification on.
+    draw: writes a picture of its own into a folder."""
 
     name: str
     title: str
@@ -107,9 +106,9 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """name: as on the command line. recipes: role to the recipe that stands for it in miniature. variants: all arms,
-    of which the first is what the others are compared with. settings: the paper's hyperparameters. elsewhere: what of
-    the paper no study here is about, and which command is. quick: overrides of `--quick`."""
+    """A paper. name: on the command line. recipes: role to miniature recipe. variants: all arms, the first being the
+    baseline. settings: the paper's hyperparameters. elsewhere: parts that other commands cover. quick: overrides of
+    `--quick`."""
 
     name: str
     title: str
@@ -122,11 +121,11 @@ class Paper:
     quick: tuple[str, ...]
 
     def compared(self, study: Study) -> tuple[str, ...]:
-        """Names of the study's arms, the one that the others are compared with first."""
+        """Names of the study's arms, the baseline first."""
         return tuple(dict.fromkeys((study.first or self.variants[0].name, *study.arms)))
 
     def arms_of(self, studies: tuple[Study, ...]) -> tuple[Variant, ...]:
-        """The variants that these studies need, in the paper's order."""
+        """Return the variants that these studies need, in the paper's order."""
         named = {arm for study in studies for arm in self.compared(study)}
         return tuple(variant for variant in self.variants if variant.name in named)
 
@@ -134,39 +133,39 @@ class Paper:
 ROLLOUTS = "trajectories-t1.jsonl"
 
 
-def repaired_by(attempt: int) -> Callable[[ComparedRun], float | None]:
-    """Of the turns that failed while an evaluation repaired: the share that was repaired by this attempt or an earlier
-    one. With one lookahead that goes on attempt after attempt, this is what a smaller K would have repaired."""
+def repaired_by(attempt: int) -> Callable[[ArmRun], float | None]:
+    """Return the share of failed turns repaired within `attempt` attempts. As one lookahead makes attempt after
+    attempt, this is what a smaller K would have repaired."""
     return lambda run: _share_repaired(run.run.folder / REPAIRED / ROLLOUTS, attempt)
 
 
-def failing_calls_of_right(run: ComparedRun) -> float | None:
-    """The share of calls that fail in the right rollouts of the evaluation without purification."""
+def failing_calls_of_right(run: ArmRun) -> float | None:
+    """Return the share of failed calls in right rollouts, purification off."""
     return _failing_of_right(run.run.folder / PLAIN / ROLLOUTS)
 
 
-def deep_share(run: ComparedRun) -> float | None:
-    """Of the repairs of a training: the share that replaced the reasoning as well."""
+def deep_share(run: ArmRun) -> float | None:
+    """Return the share of a training's repairs that replaced the reasoning too."""
     shallow, deep = run.run.total("shallow"), run.run.total("deep")
     return None if shallow is None or deep is None or not shallow + deep else deep / (shallow + deep)
 
 
-def cpu_of_a_rollout(run: ComparedRun) -> float | None:
-    """Milliseconds of CPU time that training cost for each rollout that it made, updates included."""
+def cpu_of_a_rollout(run: ArmRun) -> float | None:
+    """Return the CPU milliseconds of training per rollout, updates included."""
     seconds, rollouts = run.run.last("cpu_s"), run.run.total("rollouts")
     return None if seconds is None or not rollouts else 1000 * seconds / rollouts
 
 
-def tokens_of_a_rollout(run: ComparedRun) -> float | None:
-    """Tokens that training sampled for each rollout that it made, lookaheads included."""
+def tokens_of_a_rollout(run: ArmRun) -> float | None:
+    """Return the tokens sampled in training per rollout, lookaheads included."""
     tokens, rollouts = run.run.total("sampled_tokens"), run.run.total("rollouts")
     return None if tokens is None or not rollouts else tokens / rollouts
 
 
-def evaluation_minutes(condition: str, *, wall: bool = False) -> Callable[[ComparedRun], float | None]:
-    """Minutes that the evaluation at T = 1 under this condition took, of CPU or of the clock."""
+def evaluation_minutes(condition: str, *, wall: bool = False) -> Callable[[ArmRun], float | None]:
+    """Measure the evaluation at T = 1 in minutes, CPU or wall."""
 
-    def minutes(run: ComparedRun) -> float | None:
+    def minutes(run: ArmRun) -> float | None:
         result = run.results.get(condition)
         setting = result.settings.get("t1") if result else None
         return None if setting is None else (setting.wall_s if wall else setting.cpu_s) / 60
@@ -174,21 +173,21 @@ def evaluation_minutes(condition: str, *, wall: bool = False) -> Callable[[Compa
     return minutes
 
 
-def slowdown(run: ComparedRun) -> float | None:
-    """Percent by which purification lengthens the evaluation, in CPU time."""
+def slowdown(run: ArmRun) -> float | None:
+    """Return by how many percent purification lengthens the evaluation, in CPU time."""
     off, on = (evaluation_minutes(condition)(run) for condition in (PLAIN, REPAIRED))
     return None if on is None or not off else 100 * (on / off - 1)
 
 
-def cut_off(run: ComparedRun) -> float | None:
-    """The share of a training's rollouts that ended for want of tokens or turns, the mean over its steps."""
+def cut_off(run: ArmRun) -> float | None:
+    """Return the mean share of training rollouts out of tokens or turns."""
     shares = [share for step in run.run.metrics if (share := step.get("cut_off")) is not None]
     return sum(shares) / len(shares) if shares else None
 
 
 @cache
 def _attempts(file: Path) -> tuple[int, tuple[int, ...]]:
-    """Turns that a repair was tried at, and of those that were repaired the attempts that it took."""
+    """Turns at which a repair was tried, and the attempts that each repaired turn took."""
     tried, taken = 0, []
     for turn in (turn for rollout in _read(file) for turn in rollout.turns):
         if turn.repair is not None and turn.repair.attempts:
@@ -213,14 +212,14 @@ def _failing_of_right(file: Path) -> float | None:
 
 
 def _read(file: Path) -> Iterable[Trajectory]:
-    """Of the file, which may have been compressed since; nothing where it is gone."""
+    """Rollouts of the file, which may have been compressed since; empty if it is gone."""
     there = (path for suffix in ("", *SUFFIXES) if (path := file.with_name(file.name + suffix)).is_file())
     return jsonl.read(found) if (found := next(there, None)) else ()
 
 
-def failures_and_accuracy(run: ComparedRun, accuracy: str) -> np.ndarray:
-    """Step, failed calls per rollout, and `accuracy`, (3, T), of the steps that have it; failures are the mean over the
-    steps since the point before, as evaluations come every few steps."""
+def failures_and_accuracy(run: ArmRun, accuracy: str) -> np.ndarray:
+    """Return step, failed calls per rollout and `accuracy`, (3, T). Of the steps that have `accuracy`; failures are the
+    mean over the steps since the point before."""
     points, since = list[tuple[float, float, float]](), list[float]()
     for number, step in enumerate(run.run.metrics, start=1):
         if (failures := step.get("raw_failures")) is not None:
@@ -231,8 +230,8 @@ def failures_and_accuracy(run: ComparedRun, accuracy: str) -> np.ndarray:
     return np.array(points, dtype=float).reshape(-1, 3).T
 
 
-def correlation(run: ComparedRun, accuracy: str) -> Interval | None:
-    """Pearson's r between the changes of both from point to point, with Fisher's interval; None of fewer than four
+def correlation(run: ArmRun, accuracy: str) -> Interval | None:
+    """Return Pearson's r between changes of failures and accuracy. With Fisher's interval; None for fewer than four
     changes, and where one of the two never changes."""
     _, failures, heights = failures_and_accuracy(run, accuracy)
     changes = np.diff(np.stack([failures, heights]))
@@ -250,8 +249,7 @@ SPIKES = (
 
 
 def draw_spikes(arms: Arms, folder: Path) -> Path | None:
-    """Write `spikes.png`: both over the steps of the first arm's first run, None where it has none. Raises
-    StorageError."""
+    """Write `spikes.png` of the first arm's first run; None if it has no steps. Raises StorageError."""
     from matplotlib.figure import Figure
 
     arm, (run, *_) = next(iter(arms.items()))
@@ -259,7 +257,7 @@ def draw_spikes(arms: Arms, folder: Path) -> Path | None:
     if not len(steps):
         return None
     figure = Figure(figsize=(6.4, 3.8), dpi=150, layout="constrained")
-    axes = figure.add_subplot(xlabel="step", title=f"{shown(arm)}: failed calls and accuracy")
+    axes = figure.add_subplot(xlabel="step", title=f"{escape_name(arm)}: failed calls and accuracy")
     axes.plot(steps, failures, color="tab:red")
     axes.set_ylabel("failed calls per rollout", color="tab:red")
     other = axes.twinx()

@@ -1,4 +1,4 @@
-"""Writes a selection of rollouts in other formats, and a whole view as a folder that opens without a server."""
+"""Export of rollouts to other formats and of static views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Format = Literal["jsonl", "parquet", "eval", "pairs", "demonstrations"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 NAMES: dict[Format, str] = {"jsonl": "rollouts.jsonl", "parquet": "rollouts.parquet", "eval": "rollouts.eval",
                             "pairs": "pairs.jsonl", "demonstrations": "demonstrations.jsonl"}  # fmt: skip
-"""File names that are offered for a download."""
+"""Default file names of downloads."""
 DATA = Path("data", "runs.js")
 CHUNK = 1 << 20
 """Bytes of lines in a data file of an exported view."""
@@ -73,10 +73,10 @@ def _chosen(format: Format, lines: Iterable[bytes], name: str) -> Iterator[bytes
 
 
 def write_view(viewer: Viewer, target: Path, only: Sequence[Sequence[int]] | None = None) -> int:
-    """Write the page with what it shows as a folder; `index.html` in it opens from disk. Returns the rollouts.
+    """Write the view as a folder whose `index.html` opens from disk. Returns the number of rollouts.
 
     Args:
-        target: the folder; an exported view that is there already is replaced.
+        target: the folder; an earlier exported view there is replaced.
         only: the numbers of the rollouts, for each run; all of them by default.
 
     Raises StorageError, also where something else is at `target`.
@@ -112,7 +112,7 @@ def _copied() -> Iterator[str]:
 
 
 def _write_run(viewer: Viewer, number: int, folder: Path, only: Sequence[int] | None) -> dict[str, Any]:
-    """Write a run's rows and lines; return what the page needs of it at once."""
+    """Write a run's rows and lines; return what the page loads at once."""
     run = viewer.runs[number]
     ids = run.index.numbers(Query()) if only is None else only
     rows = {id: {**(run.index.row(id) or {}), "run": number} for id in ids}
@@ -143,7 +143,7 @@ def _write_run(viewer: Viewer, number: int, folder: Path, only: Sequence[int] | 
 
 
 def _write_data(path: Path, name: str, value: object) -> None:
-    """A script that hands a value to the page: `fetch` does not read files."""
+    """Write a value as a script for the page, as `fetch` does not read files."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     with explained(path):
         path.write_text(f"retconData({json.dumps(name)},{text});\n", encoding="utf-8")

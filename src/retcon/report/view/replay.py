@@ -1,4 +1,4 @@
-"""Runs a program of a rollout again in the sandbox, and a failed call's counterfactuals from a checkpoint."""
+"""Reruns of a stored call, and counterfactual rollouts from a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from retcon.report.runs import recipe_sections
 from retcon.tools.types import StatefulTool, TaskTool
 
 PROBLEMS = 20_000
-"""Problems of a task set that are looked through for the one of a rollout."""
+"""Most problems of a task set to search for a rollout's own."""
 
 
 def recipe_of(root: Path) -> Recipe:
-    """The recipe of a run folder; all defaults for other files. Raises RecordError for one that cannot be read."""
+    """Return the recipe of a run folder; defaults for other files. Raises RecordError for one that cannot be read."""
     file = root / "run.json"
     if not file.is_file():
         return Recipe()
@@ -45,7 +45,7 @@ async def run_again(root: Path, made: Trajectory, turn: int, attempt: int, call:
         turn, attempt, call: indices; attempt -1 is the turn itself, others are of its abandoned ones.
         code: to run in place of the program.
 
-    Raises RecordError for a call that is not there or a tool that needs a model, SandboxUnavailable.
+    Raises RecordError for a missing call or a tool that needs a model, SandboxUnavailable.
     """
     try:
         at = made.turns[turn] if attempt < 0 else made.turns[turn].abandoned[attempt]
@@ -75,7 +75,7 @@ async def run_again(root: Path, made: Trajectory, turn: int, attempt: int, call:
 
 
 def checkpoint_of(root: Path, step: int | None) -> Path | None:
-    """The checkpoint of a run that is nearest to the weights which made a step's rollouts; None where there is none."""
+    """Return the checkpoint nearest to a step's sampling weights, or None."""
     found = {int(path.name[5:]): path for path in (root / "checkpoints").glob("step-*") if path.name[5:].isdecimal()}
     before = [at for at in found if step is None or at < step]
     if before:
@@ -84,7 +84,7 @@ def checkpoint_of(root: Path, step: int | None) -> Path | None:
 
 
 def run_counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dict[str, Any]:
-    """Roll out a failed turn's counterfactuals in a process of their own (`retcon audit` has many of them).
+    """Roll out a failed turn's counterfactuals in a new process.
 
     Returns for each way (fresh, raw, fixed) how many rollouts were made, how many passed, and how they ended. Raises
     RecordError where there is no checkpoint or problem, and what a rollout raises.

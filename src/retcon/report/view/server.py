@@ -1,4 +1,4 @@
-"""The local server of `retcon view`: lists, trajectories and curves as JSON, on loopback, under a random token."""
+"""Local server of `retcon view`: JSON on loopback under a random token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aiohttp import web
 
 from retcon.core.errors import RecordError, RetconError
 from retcon.core.types import Trajectory
-from retcon.report.runs import named
+from retcon.report.runs import unique_names
 from retcon.report.view.export import FORMATS, NAMES, Format, write_selection
 from retcon.runs.metrics import read_metrics
 from retcon.store.index import FACETS, Index, Query, between
@@ -30,10 +30,10 @@ from retcon.store.jsonl import read_line
 from retcon.store.lines import LineAppender
 
 REFRESH_SECONDS = 2.0
-"""Between looks at files that may have grown."""
+"""Seconds between checks for files that have grown."""
 MOST_ROWS = 500
 MOST_REPLAYS = 64
-"""Rollouts of each counterfactual that the page asks for at most."""
+"""Most rollouts of each counterfactual that the page may request."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -53,8 +53,8 @@ STATIC = {
 
 
 @dataclass(slots=True)
-class ViewedRun:
-    """A folder or file that is shown. lock: of its index, one thread at a time."""
+class IndexedRun:
+    """A run folder or file with its index. lock: of the index, one thread at a time."""
 
     name: str
     root: Path
@@ -72,10 +72,10 @@ class ViewedRun:
 
 
 class Viewer:
-    """What the page shows, read from files: runs, rows, counts, trajectories, tokens, notes."""
+    """Data of the page, read from files: runs, rows, counts, trajectories, tokens, notes."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self.runs = [ViewedRun(name, root, Index(root)) for name, root in named(roots).items()]
+        self.runs = [IndexedRun(name, root, Index(root)) for name, root in unique_names(roots).items()]
         self._ending = threading.Event()
         self._tokenizers: dict[Path, Any] = {}
 
@@ -97,13 +97,13 @@ class Viewer:
     def close(self) -> None:
         self._ending.set()
 
-    def run(self, given: str) -> ViewedRun:
+    def run(self, given: str) -> IndexedRun:
         if not given.isdecimal() or int(given) >= len(self.runs):
             raise RecordError(f"there is no run {given}")
         return self.runs[int(given)]
 
     def overview(self) -> list[dict[str, Any]]:
-        """Each run: name, how many rollouts, whether it is being indexed, what is wrong with its files."""
+        """List the runs: name, number of rollouts, indexing state, faults of its files."""
         found = []
         for run in self.runs:
             with run.lock:
@@ -115,11 +115,11 @@ class Viewer:
                           "metrics": has, "finished": finished, "checkpoint": checkpoint})  # fmt: skip
         return found
 
-    def metrics(self, run: ViewedRun) -> list[Any]:
+    def metrics(self, run: IndexedRun) -> list[Any]:
         return list(read_metrics(run.metrics_file, cut_off=True)) if run.metrics_file.is_file() else []
 
     def rows(self, asked: dict[str, str]) -> list[dict[str, Any]]:
-        """A page of the list: of one run, or of all in one order."""
+        """Return a page of the list, of one or all runs."""
         query, limit = self._query(asked), min(int(asked.get("limit", 100)), MOST_ROWS)
         offset = int(asked.get("offset", 0))
         if chosen := asked.get("run", ""):
@@ -142,7 +142,7 @@ class Viewer:
         return [{**row, "run": number} for row in found]
 
     def counts(self, asked: dict[str, str]) -> dict[str, Any]:
-        """How many fit, in all and by facet."""
+        """Count the matching rollouts, in all and by facet."""
         query, chosen = self._query(asked), asked.get("run", "")
         total, facets = 0, {name: Counter[str]() for name in FACETS}
         for number, run in enumerate(self.runs):
@@ -155,21 +155,21 @@ class Viewer:
                 facets[name].update(values)
         return {"total": total, "facets": facets, "indexing": any(run.indexing for run in self.runs)}
 
-    def steps(self, run: ViewedRun, asked: dict[str, str]) -> list[tuple[int, int]]:
-        """How many rollouts fit of each step."""
+    def steps(self, run: IndexedRun, asked: dict[str, str]) -> list[tuple[int, int]]:
+        """Count the matching rollouts of each step."""
         with run.lock:
             return run.index.steps(self._tagged(run, self._query(asked)))
 
-    def failures(self, run: ViewedRun, asked: dict[str, str]) -> list[dict[str, Any]]:
+    def failures(self, run: IndexedRun, asked: dict[str, str]) -> list[dict[str, Any]]:
         with run.lock:
             return run.index.failures(asked.get("text", ""))
 
-    def tasks(self, run: ViewedRun) -> list[dict[str, Any]]:
+    def tasks(self, run: IndexedRun) -> list[dict[str, Any]]:
         with run.lock:
             return run.index.tasks()
 
-    def message(self, run: ViewedRun, asked: dict[str, str]) -> int | None:
-        """The id of the message with which a call failed."""
+    def message(self, run: IndexedRun, asked: dict[str, str]) -> int | None:
+        """Return the id of the message with which a call failed."""
         made = self._trajectory(run, int(asked["id"]))
         turn, attempt, call = (int(asked[name]) for name in ("turn", "attempt", "call"))
         at = made.turns[turn] if attempt < 0 else made.turns[turn].abandoned[attempt]
@@ -177,7 +177,7 @@ class Viewer:
         with run.lock:
             return run.index.message_of(seen.error_type or seen.status, seen.text)
 
-    def _trajectory(self, run: ViewedRun, number: int) -> Trajectory:
+    def _trajectory(self, run: IndexedRun, number: int) -> Trajectory:
         return read_line(self.line(run, number), run.name)
 
     def _query(self, asked: dict[str, str]) -> Query:
@@ -195,19 +195,19 @@ class Viewer:
             sort=asked.get("sort") or "id",
         )
 
-    def _tagged(self, run: ViewedRun, query: Query) -> Query:
+    def _tagged(self, run: IndexedRun, query: Query) -> Query:
         """The query with the ids that have its tag, in place of the tag."""
         if query.names is None:
             return query
         (tag,) = query.names
         return replace(query, names=tuple(n for n, note in self.notes(run).items() if tag in note.get("tags", ())))
 
-    def line(self, run: ViewedRun, number: int) -> bytes:
+    def line(self, run: IndexedRun, number: int) -> bytes:
         with run.lock:
             return run.index.line(number)
 
-    def found(self, run: ViewedRun, asked: dict[str, str]) -> dict[str, Any]:
-        """A rollout's row, by its number; by its id, where an index made anew gave that number to another one."""
+    def found(self, run: IndexedRun, asked: dict[str, str]) -> dict[str, Any]:
+        """Return a rollout's row by number, or by id after a reindex."""
         number, name = int(asked.get("id") or 0), asked.get("name", "")
         with run.lock:
             row = run.index.row(number)
@@ -218,9 +218,9 @@ class Viewer:
             raise RecordError(f"{run.root}: there is no rollout {name or number}")
         return row
 
-    def change(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+    def change(self, run: IndexedRun, body: dict[str, Any]) -> dict[str, Any]:
         """Delete a rollout, or redact a text in it, in its file."""
-        number, text = int(said["id"]), said.get("text")
+        number, text = int(body["id"]), body.get("text")
         with run.lock:
             if text is None:
                 run.index.delete(number)
@@ -228,44 +228,44 @@ class Viewer:
             name = (run.index.row(number) or {}).get("name", "")
             return {"count": run.index.redact(number, str(text)), "name": name}
 
-    def replay(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+    def replay(self, run: IndexedRun, body: dict[str, Any]) -> dict[str, Any]:
         """Run a call's program again in the sandbox."""
         from retcon.report.view.replay import run_again
 
-        made, code = self._trajectory(run, int(said["id"])), said.get("code")
-        turn, attempt, call = (int(said[name]) for name in ("turn", "attempt", "call"))
+        made, code = self._trajectory(run, int(body["id"])), body.get("code")
+        turn, attempt, call = (int(body[name]) for name in ("turn", "attempt", "call"))
         again = asyncio.run(run_again(run.root, made, turn, attempt, call, None if code is None else str(code)))
         return {"status": again.status, "error_type": again.error_type, "text": again.text, "seconds": again.seconds}
 
-    def counterfactuals(self, run: ViewedRun, said: dict[str, Any]) -> dict[str, Any]:
+    def counterfactuals(self, run: IndexedRun, body: dict[str, Any]) -> dict[str, Any]:
         """Roll out what else could have happened at a failed turn."""
         from retcon.report.view.replay import run_counterfactuals
 
-        times = min(max(int(said.get("times", 4)), 1), MOST_REPLAYS)
-        return run_counterfactuals(run.root, self._trajectory(run, int(said["id"])), int(said["turn"]), times)
+        times = min(max(int(body.get("times", 4)), 1), MOST_REPLAYS)
+        return run_counterfactuals(run.root, self._trajectory(run, int(body["id"])), int(body["turn"]), times)
 
-    def notes(self, run: ViewedRun) -> dict[str, dict[str, Any]]:
-        """Tags and notes by the rollout's id; the last line of each counts."""
+    def notes(self, run: IndexedRun) -> dict[str, dict[str, Any]]:
+        """Return tags and notes by rollout id; the last line of each counts."""
         found: dict[str, dict[str, Any]] = {}
         with suppress(FileNotFoundError):
             for line in run.notes_file.read_bytes().splitlines():
                 with suppress(ValueError, KeyError):
-                    said = json.loads(line)
-                    found[said["id"]] = said
+                    body = json.loads(line)
+                    found[body["id"]] = body
         return found
 
-    def add_note(self, run: ViewedRun, said: dict[str, Any]) -> None:
-        """Keep tags and a note of one rollout beside the run."""
+    def add_note(self, run: IndexedRun, body: dict[str, Any]) -> None:
+        """Store tags and a note of one rollout beside the run."""
         kept = {
-            "id": str(said["id"]),
-            "tags": [str(t) for t in said.get("tags", ())],
-            "note": str(said.get("note", "")),
+            "id": str(body["id"]),
+            "tags": [str(t) for t in body.get("tags", ())],
+            "note": str(body.get("note", "")),
         }
         with LineAppender(run.notes_file) as lines:
             lines.add(json.dumps({**kept, "time": round(time.time())}).encode() + b"\n", name="the note")
 
-    def tokens(self, run: ViewedRun, number: int) -> list[list[str]] | None:
-        """The text of each token of each segment, prompt first; None where the run's tokenizer is not there."""
+    def tokens(self, run: IndexedRun, number: int) -> list[list[str]] | None:
+        """Return each token's text by segment, prompt first; None without the tokenizer."""
         tokenizer = self._tokenizer(run.root)
         if tokenizer is None:
             return None
@@ -273,8 +273,8 @@ class Viewer:
         pieces = self.pieces(run, made, {})
         return [[pieces[id] for id in s.get("ids") or ()] for s in _segments(made)]
 
-    def pieces(self, run: ViewedRun, made: dict[str, Any], known: Mapping[int, str]) -> dict[int, str]:
-        """The text of each token id of a trajectory that is not known yet; nothing without a tokenizer."""
+    def pieces(self, run: IndexedRun, made: dict[str, Any], known: Mapping[int, str]) -> dict[int, str]:
+        """Decode the trajectory's token ids that are not in `known`; {} without a tokenizer."""
         if (tokenizer := self._tokenizer(run.root)) is None:
             return {}
         ids = {id for segment in _segments(made) for id in segment.get("ids") or ()} - known.keys()
@@ -293,7 +293,7 @@ class Viewer:
         return self._tokenizers[root]
 
     def exported(self, asked: dict[str, str]) -> Iterator[bytes]:
-        """The lines of all rollouts that fit, as they stand in their files."""
+        """Yield the stored lines of all matching rollouts."""
         chosen = asked.get("run", "")
         for number, run in enumerate(self.runs):
             if chosen and int(chosen) != number:
@@ -304,7 +304,7 @@ class Viewer:
                 yield self.line(run, id)
 
     def write_export(self, format: Format, asked: dict[str, str], path: Path) -> None:
-        """Write the rollouts that fit to a file."""
+        """Write the matching rollouts to a file."""
         write_selection(format, self.exported(asked), path, name=" ".join(run.name for run in self.runs))
 
 
@@ -313,7 +313,7 @@ def _segments(made: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def make_app(viewer: Viewer, token: str) -> web.Application:
-    """The application; everything is below `/TOKEN/`, and nothing else answers."""
+    """Return the application; it answers only below `/TOKEN/`."""
 
     def answering(
         work: Callable[[web.Request, dict[str, str]], Any],
@@ -334,12 +334,12 @@ def make_app(viewer: Viewer, token: str) -> web.Application:
         body = files("retcon.report.view").joinpath("static", found[0]).read_bytes()
         return web.Response(body=body, content_type=found[1], charset="utf-8", headers=HEADERS)
 
-    def changing(work: Callable[[ViewedRun, dict[str, Any]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def changing(work: Callable[[IndexedRun, dict[str, Any]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handle(request: web.Request) -> web.Response:
             if request.headers.get("Origin", "").partition("//")[2] not in ("", request.host):
                 return web.Response(status=403, headers=HEADERS)
-            said = await request.json()
-            asked = partial(work, viewer.run(str(said["run"])), said)
+            body = await request.json()
+            asked = partial(work, viewer.run(str(body["run"])), body)
             return await answering(lambda *_: asked() or {})(request)
 
         return handle
@@ -365,7 +365,7 @@ def make_app(viewer: Viewer, token: str) -> web.Application:
                     await response.write(part)
         return response
 
-    def of_run(work: Callable[[ViewedRun, dict[str, str]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def of_run(work: Callable[[IndexedRun, dict[str, str]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
         return answering(lambda _, asked: work(viewer.run(asked.get("run", "")), asked))
 
     app = web.Application(client_max_size=1 << 20)

@@ -1,1 +1,1 @@
-"""The trackers that a recipe can name (`track.to`), one per file, which gives it its name."""
+"""Trackers that `track.to` can name, one file each, by file name."""
