@@ -22,9 +22,9 @@ from retcon.report.comparison import (
     ArmRun,
     Figure,
     ProblemCount,
-    area,
     by_seed,
     caveat,
+    curve_area,
     curve_of,
     difference,
     figures,
@@ -189,10 +189,10 @@ def test_a_figure_that_problems_are_left_out_of_says_so(arms: dict[str, list[Arm
 def test_curves_by_hand() -> None:
     one, goal = (run(0, measured({"a": 1.0}), rates).run for rates in ((0.2, None, 0.4, 0.6), (0.1, 0.2, 0.3, 0.4)))
     assert [list(part) for part in curve_of(one, HELD_OUT)] == [[1, 3, 4], [0.2, 0.4, 0.6]]
-    assert area(one, HELD_OUT) == pytest.approx((0.3 * 2 + 0.5 * 1) / 3)
+    assert curve_area(one, HELD_OUT) == pytest.approx((0.3 * 2 + 0.5 * 1) / 3)
     assert steps_to(one, goal, HELD_OUT) == 3
     assert steps_to(goal, one, HELD_OUT) is None
-    assert area(replace(one, metrics=[]), HELD_OUT) is None
+    assert curve_area(replace(one, metrics=[]), HELD_OUT) is None
 
 
 def test_held_out_problems_are_never_compared_with_those_of_training(arms: dict[str, list[ArmRun]]) -> None:

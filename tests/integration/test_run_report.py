@@ -20,7 +20,7 @@ from retcon.config.schema import stages_of
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.evaluate.result import Result, score, write_result
 from retcon.report.page import document
-from retcon.report.plots import Curve, draw, looks, shown
+from retcon.report.plots import Curve, draw, escape_name, line_styles
 from retcon.report.runs import some_trajectories, unique_names, view
 from retcon.runs.folder import manifest
 from retcon.store import jsonl
@@ -145,9 +145,9 @@ def test_a_page_is_made_of_runs_with_any_names_and_any_number_of_them(tmp_path: 
     text = (tmp_path / "named/report.html").read_text()
     assert all(escape(name) in text for name in names)
     untold = os.fsdecode(b"no\xfftext")
-    assert [shown(name) for name in (*names, untold)] == [r"a\$b_\$c", " _under", "a<b>&", "no?text"]
+    assert [escape_name(name) for name in (*names, untold)] == [r"a\$b_\$c", " _under", "a<b>&", "no?text"]
     assert document(untold, []).count("no?text") == 1
-    assert len(looks(f"run-{n}" for n in range(40))) == 40
+    assert len(line_styles(f"run-{n}" for n in range(40))) == 40
 
 
 def test_what_is_no_run_is_reported_with_what_is_near(tmp_path: Path) -> None:

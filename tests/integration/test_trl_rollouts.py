@@ -24,7 +24,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError, RecordError, Ta
 from retcon.core.types import Trajectory, history_ids, to_sample, token_count
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.models.placing import start_model
-from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _told, prompt_of
+from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _question, prompt_of
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.lengths import prompt_ids
 from retcon.store.fingerprint import fingerprint
@@ -109,12 +109,12 @@ def test_tasks_of_one_question_are_distinguished(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
     with Rollouts("quickstart/baseline", model=base) as rollouts:
         rollouts._know([ada, bob, TASK])
-        assert [rollouts._task(*_told(prompt_of(task))) for task in (ada, bob, TASK)] == [ada, bob, TASK]
-        assert rollouts._task(*_told(TASK.question)) == TASK
+        assert [rollouts._task(*_question(prompt_of(task))) for task in (ada, bob, TASK)] == [ada, bob, TASK]
+        assert rollouts._task(*_question(TASK.question)) == TASK
         with pytest.raises(RecipeError, match="2 tasks of numbers have the question of a prompt that names none of th"):
-            rollouts._task(*_told("Who?"))
+            rollouts._task(*_question("Who?"))
         with pytest.raises(RecipeError, match="one message of the user"):
-            _told([{"role": "system", "content": "x"}, *prompt_of(ada)])
+            _question([{"role": "system", "content": "x"}, *prompt_of(ada)])
 
 
 def test_a_recipe_in_stages_is_refused() -> None:
