@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Serve and train tiny random models of every causal architecture that transformers knows.
+"""Serve and train tiny random models of transformers' causal architectures.
 
     python benchmarks/architectures.py [NAME …] [--markdown]
 
@@ -108,7 +108,7 @@ async def converse(model: Any, engine: LocalEngine, turns: int) -> Compared:
 
 
 def training(model: Any) -> tuple[str, float]:
-    """How a training computes the log-probs of some samples, and how far from the model's own they are at most."""
+    """Return how training computes log-probs, and their largest deviation."""
     draw = random.Random(2)
     prompt = [draw.randrange(3, VOCAB) for _ in range(7)]
     rows = [(*prompt, *(draw.randrange(3, VOCAB) for _ in range(count))) for count in (4, 9, 30)]

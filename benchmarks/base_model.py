@@ -31,7 +31,7 @@ from retcon.chat.families.markdown import FAMILY
 from retcon.chat.types import CONTROLS, END_OF_TEXT, TURN_END
 from retcon.core.seeds import derive
 
-# What the base model is trained on, as rows of tokens: documents of the corpus, and random tokens said again and
+# What the base model is trained on, as rows of tokens: documents of the corpus, and random tokens repeated and
 # again.
 #
 # The second kind is what makes a small transformer learn to copy: on documents alone that takes several times as long.
@@ -55,7 +55,7 @@ def document_rows(tokenizer: Tokenizer, length: int, separator: int, seed: int) 
 
 
 def repeated_row(rng: random.Random, length: int, first_id: int, vocabulary: int) -> Row:
-    """A row (length,) int64 of random ids in [first_id, vocabulary) that come back.
+    """Make a row (length,) of repeated random ids from [first_id, vocabulary).
 
     Most rows are periodic, which is what teaches copying first; the others string a few segments together in an order
     drawn again and again, so that what follows an id depends on which segment it is in.
@@ -150,7 +150,7 @@ def batches(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[
 
 
 def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
-    """Train, saving to `work` as it goes, and write the Hugging Face folder `out`."""
+    """Train with checkpoints in `work`; write the Hugging Face folder `out`."""
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
     tokenizer = build_tokenizer()
@@ -163,9 +163,9 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
     state = work / "state.pt"
     done = _restore(state, recipe, model, optimiser, schedule)
     started = time.monotonic()
-    columns = (TextColumn("base model"), BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn())
+    columns = (TextColumn("base model"), BarColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
     with Progress(*columns) as progress, (work / "metrics.jsonl").open("a") as metrics:
-        bar = progress.add_task("", total=recipe.steps, completed=done, said="")
+        bar = progress.add_task("", total=recipe.steps, completed=done, status="")
         for step, ids in enumerate(batches(recipe, tokenizer)):
             if step < done:
                 continue
@@ -175,7 +175,7 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
             optimiser.step()
             schedule.step()
             optimiser.zero_grad(set_to_none=True)
-            progress.update(bar, completed=step + 1, said=f"step {step + 1} loss {loss.item():.2f}")
+            progress.update(bar, completed=step + 1, status=f"step {step + 1} loss {loss.item():.2f}")
             if (step + 1) % SAVE_EVERY == 0:
                 line = {"step": step + 1, "loss": loss.item(), "seconds": time.monotonic() - started}
                 metrics.write(json.dumps(line | {"copied": copied(model, len(tokenizer))}) + "\n")
@@ -188,7 +188,7 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
 
 @torch.inference_mode()
 def copied(model: Qwen3ForCausalLM, vocabulary: int, rows: int = 16, length: int = 24) -> float:
-    """Share of tokens that greedy decoding copies right, of random sequences that the model is shown once before."""
+    """Return the share of tokens copied right after one showing, greedily."""
     random_ids = torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=torch.cat([random_ids, random_ids], 1)).logits
     right = logits[:, length:-1].argmax(-1) == random_ids[:, 1:]

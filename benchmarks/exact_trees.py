@@ -72,7 +72,7 @@ class Asking:
 
 
 class Dictated:
-    """The local engine, which now and then writes a program, or has a fault. tokens: generated, by request."""
+    """Local engine that at times writes a program or has a fault. tokens: generated, by request."""
 
     def __init__(self, engine: LocalEngine, seed: int) -> None:
         self._engine, self._seed = engine, seed

@@ -127,7 +127,7 @@ def screen(summary: Mapping[str, Any]) -> str:
 
 
 def read_summary(summary: Mapping[str, Any]) -> tuple[Figures, dict[str, Figures]]:
-    """Cold start and arms of a summary.json, in which figures may be missing."""
+    """Read cold start and arms of a summary.json, figures optional."""
 
     def read(figures: Mapping[str, Any]) -> Figures:
         found = {row.figure: figures.get(row.figure) for row in ROWS}
@@ -170,7 +170,7 @@ def rendered(page: str, tables: Path, results: Mapping[str, Mapping[str, Any]]) 
 
 
 def outdated(root: Path) -> dict[Path, str]:
-    """Pages that are not what the result files say, and what they should be."""
+    """Return pages that differ from the result files, with their correct text."""
     results = read_results(root / "benchmarks" / "results")
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     wanted = {
@@ -180,7 +180,7 @@ def outdated(root: Path) -> dict[Path, str]:
 
 
 def stale(root: Path) -> list[str]:
-    """Results that are older than the code that they measure, one line each; or that nobody can date."""
+    """List results older than the code they measure, or without a date."""
     lines = []
     for name, result in read_results(root / "benchmarks" / "results").items():
         about = result["about"]
@@ -232,12 +232,12 @@ def keep_quickstart(run: Path, file: Path, name: str | None = None, commit: str 
 def keep_compared(run: Path, file: Path, commit: str | None) -> None:
     """The result file of a finished `retcon compare --out run`: a short table and the whole ones. commit: of the code
     that made it, unless this one."""
-    told = json.loads((run / "compare.json").read_text(encoding="utf-8"))
-    compared = told["cells"][0]["arms"]
+    comparison = json.loads((run / "compare.json").read_text(encoding="utf-8"))
+    compared = comparison["cells"][0]["arms"]
     whole = (run / "table.md").read_text(encoding="utf-8").strip()
     recipes, seeds = [arm["recipe"] for arm in compared.values()], next(iter(compared.values()))["seeds"]
     command = f"retcon compare {' '.join(recipes)} --seeds {len(seeds)}"
-    figures = {"table": table(compared), "by arm": by_arm(compared), "whole": whole, "cells": told["cells"]}
+    figures = {"table": table(compared), "by arm": by_arm(compared), "whole": whole, "cells": comparison["cells"]}
     save(file, figures, command=command, measures=TRAINED, commit=commit)
 
 

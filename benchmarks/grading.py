@@ -89,13 +89,13 @@ async def outcomes(settings: GradeSettings, cases: Sequence[tuple[Task, str]], a
         return await asyncio.gather(*(one(task, reply) for task, reply in cases))
 
 
-def right(said: Outcome) -> bool:
-    return not isinstance(said, Fault) and said.right
+def right(outcome: Outcome) -> bool:
+    return not isinstance(outcome, Fault) and outcome.right
 
 
 def examples(args: argparse.Namespace) -> dict[str, Any]:
-    said = asyncio.run(outcomes(GradeSettings(), [(Task("", "", g), r) for g, r, _ in EXAMPLES], args.at_once))
-    wrong = [(*case, one) for case, one in zip(EXAMPLES, said, strict=True) if right(one) is not case[2]]
+    graded = asyncio.run(outcomes(GradeSettings(), [(Task("", "", g), r) for g, r, _ in EXAMPLES], args.at_once))
+    wrong = [(*case, one) for case, one in zip(EXAMPLES, graded, strict=True) if right(one) is not case[2]]
     print(f"documented examples: {len(EXAMPLES) - len(wrong)} of {len(EXAMPLES)}")
     for gold, reply, equal, one in wrong:
         print(f"  {gold!r} and {reply!r} should be {'equal' if equal else 'different'}: {one}")
@@ -114,9 +114,9 @@ def programs(args: argparse.Namespace) -> dict[str, Any]:
     for name, rows in sets.items():
         cases = [(Task(str(row["task_id"]), "", "", meta=row), f"```python\n{code}\n```") for row, code in rows]
         start = time.perf_counter()
-        said = asyncio.run(outcomes(settings, cases, args.at_once))
+        graded = asyncio.run(outcomes(settings, cases, args.at_once))
         seconds = time.perf_counter() - start
-        failed = [f"{task.id} ({one.why})" for (task, _), one in zip(cases, said, strict=True) if not right(one)]
+        failed = [f"{task.id} ({one.why})" for (task, _), one in zip(cases, graded, strict=True) if not right(one)]
         print(
             f"{name}: {len(cases) - len(failed)} of {len(cases)} in {seconds:.1f} s; not: {', '.join(failed) or 'none'}"
         )
@@ -233,16 +233,16 @@ def fuzz(args: argparse.Namespace) -> dict[str, Any]:
         others = asyncio.run(outcomes(GradeSettings(name), [(Task("", "", "B"), r) for _, r in cases], args.at_once))
         print(f"{name}: {len(others)} answers, {sum(isinstance(one, Fault) for one in others)} faults")
     start = time.perf_counter()
-    said: list[Outcome] = []
+    graded: list[Outcome] = []
     for n in range(0, len(cases), 500):
-        said += asyncio.run(outcomes(settings, cases[n : n + 500], args.at_once))
+        graded += asyncio.run(outcomes(settings, cases[n : n + 500], args.at_once))
         seconds = time.perf_counter() - start
-        ends = Counter("fault" if isinstance(one, Fault) else "right" if one.right else "wrong" for one in said)
-        print(f"math: {len(said)} answers in {seconds:.0f} s: {dict(ends)}", flush=True)
-    why = Counter(re.sub(r"\d+", "n", one.why)[:90] for one in said if isinstance(one, Fault))
+        ends = Counter("fault" if isinstance(one, Fault) else "right" if one.right else "wrong" for one in graded)
+        print(f"math: {len(graded)} answers in {seconds:.0f} s: {dict(ends)}", flush=True)
+    why = Counter(re.sub(r"\d+", "n", one.why)[:90] for one in graded if isinstance(one, Fault))
     for reason, n in why.most_common(8):
         print(f"  {n:4} {reason}")
-    return {"answers": len(said), "seconds": round(seconds), **ends}
+    return {"answers": len(graded), "seconds": round(seconds), **ends}
 
 
 PLAIN = """
@@ -267,15 +267,15 @@ import verl.utils.reward_score.prime_math as prime
 out = sys.stdout
 for line in sys.stdin:
     gold, reply = json.loads(line)
-    said = []
+    marks = []
     for grade in (lambda: ruler.grade_answer(ruler.extract_boxed_content(reply), gold),
                   lambda: prime.compute_score(reply, gold)[0]):
         with contextlib.redirect_stdout(sys.stderr):
             try:
-                said.append(int(bool(grade())))
+                marks.append(int(bool(grade())))
             except Exception:
-                said.append(2)
-    print(*said, file=out, flush=True)
+                marks.append(2)
+    print(*marks, file=out, flush=True)
 """
 
 
@@ -300,9 +300,9 @@ def confusion(args: argparse.Namespace) -> dict[str, Any]:
     others = dict(
         zip(("mathruler", "verl (PRIME)"), asked(args.other, OTHERS, pairs) if args.other else (), strict=False)
     )
-    said = asyncio.run(outcomes(GradeSettings(), [(Task("", "", g), r) for g, r in pairs], args.at_once))
-    graders = {"math": [right(one) for one in said], "Math-Verify": asked(sys.executable, PLAIN, pairs)[0], **others}
-    faults = [one.why for one in said if isinstance(one, Fault)]
+    graded = asyncio.run(outcomes(GradeSettings(), [(Task("", "", g), r) for g, r in pairs], args.at_once))
+    graders = {"math": [right(one) for one in graded], "Math-Verify": asked(sys.executable, PLAIN, pairs)[0], **others}
+    faults = [one.why for one in graded if isinstance(one, Fault)]
     counts: dict[tuple[bool, str], Counter[str]] = defaultdict(Counter)
     for n, (_, _, form, equal) in enumerate(cases):
         for key in ((equal, form), (equal, "all")):
@@ -318,7 +318,7 @@ def confusion(args: argparse.Namespace) -> dict[str, Any]:
     for n, (gold, reply, form, equal) in enumerate(cases):
         if args.show and graders["math"][n] is not equal:
             args.show -= 1
-            print(f"{'equal' if equal else 'wrong'}, {form}: {gold!r} and {reply!r}: {said[n]}")
+            print(f"{'equal' if equal else 'wrong'}, {form}: {gold!r} and {reply!r}: {graded[n]}")
     figures = {"equal" if equal else "wrong": dict(counts[equal, "all"]) for equal in (True, False)}
     return {"answers": len(golds), "faults": len(faults), **figures}
 

@@ -71,7 +71,7 @@ PARSERS = {
 
 
 def judged(chat: Chat, text: str, expected: CALLS, tools: Sequence[ToolSpec]) -> tuple[str, str]:
-    """How the calls that a chat reads in a text compare with those expected; and those calls."""
+    """Compare the calls that a chat reads with the expected ones. Returns the verdict and the calls."""
     calls = read(chat, text, tools)
     whole = [call for call in calls if not isinstance(call[1], str)]
     if whole == list(expected):
@@ -139,9 +139,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"\\([^\"\\/bfnrtu])", r"\1", text).replace("\t", "\\t")
 
 
-def called(*said: str) -> list[Any]:
+def called(*words: str) -> list[Any]:
     """`simple_assist_msg(content, reasoning, name, arguments, id)`: its calls."""
-    return [[said[2], said[3] if len(said) > 3 else "", ""]] if len(said) > 2 and said[2] else []
+    return [[words[2], words[3] if len(words) > 3 else "", ""]] if len(words) > 2 and words[2] else []
 
 
 def llama_cases() -> Iterator[tuple[str, Case]]:
@@ -295,7 +295,7 @@ def class_of(name: str) -> Any:
 
 
 class Module(types.ModuleType):
-    """A module of which every name is a class, or a constant of vLLM's module."""
+    """Stub module in which every name is a class or vLLM's constant."""
 
     constants: Mapping[str, object] = {}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""`retcon purify` on transcripts without a failure, and with some, against reading and writing the same JSON.
+"""Speed of `retcon purify`, against reading and writing the same JSON.
 
 python benchmarks/purify.py [--megabytes N] [--rounds N] [--format NAME] [--json FILE]
 python benchmarks/purify.py --growth
@@ -70,7 +70,7 @@ def output(draw: random.Random) -> str:
 
 
 class Step(NamedTuple):
-    said: str
+    lead: str
     code: str
     seen: str
 
@@ -79,52 +79,52 @@ def steps(draw: random.Random, fails: bool) -> list[Step]:
     """The calls of a transcript; with `fails` the second one fails at its last line, and the third one is its fix."""
     found = [Step(prose(draw, 300), program(draw), output(draw)) for _ in range(draw.randrange(3, 9))]
     if fails:
-        said, code, _ = found[1]
+        lead, code, _ = found[1]
         wrong = code.replace("print(", "print(math.")
         line = wrong.count("\n") + 1
         seen = f'Traceback (most recent call last):\n  File "<cell>", line {line}, in <module>\nAttributeError: no'
         found.insert(1, Step(prose(draw, 300), wrong, seen))
-        found[2] = Step("I apologize, that name was wrong. " + said, code, found[2].seen)
+        found[2] = Step("I apologize, that name was wrong. " + lead, code, found[2].seen)
     return found
 
 
 def messages(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
-    said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
+    messages: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
     for n, step in enumerate(steps(draw, fails)):
         call = {
             "id": f"c{n}",
             "type": "function",
             "function": {"name": "python", "arguments": json.dumps({"code": step.code})},
         }
-        said.append({"role": "assistant", "content": step.said, "tool_calls": [call]})
-        said.append({"role": "tool", "tool_call_id": f"c{n}", "content": step.seen})
-    return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
+        messages.append({"role": "assistant", "content": step.lead, "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": step.seen})
+    return {"id": number, "messages": [*messages, {"role": "assistant", "content": prose(draw, 200)}]}
 
 
 def hermes(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
-    said: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
+    messages: list[dict[str, object]] = [{"role": "user", "content": prose(draw, 400)}]
     for step in steps(draw, fails):
         call = json.dumps({"name": "python", "arguments": {"code": step.code}})
-        said.append({"role": "assistant", "content": f"{step.said}\n<tool_call>\n{call}\n</tool_call>"})
-        said.append({"role": "user", "content": f"<tool_response>\n{step.seen}\n</tool_response>"})
-    return {"id": number, "messages": [*said, {"role": "assistant", "content": prose(draw, 200)}]}
+        messages.append({"role": "assistant", "content": f"{step.lead}\n<tool_call>\n{call}\n</tool_call>"})
+        messages.append({"role": "user", "content": f"<tool_response>\n{step.seen}\n</tool_response>"})
+    return {"id": number, "messages": [*messages, {"role": "assistant", "content": prose(draw, 200)}]}
 
 
 def markdown(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
     text = ""
     for step in steps(draw, fails):
-        text += f"{step.said}\n```python\n{step.code}\n```\n```output\n{step.seen}\n```\n"
+        text += f"{step.lead}\n```python\n{step.code}\n```\n```output\n{step.seen}\n```\n"
     text += prose(draw, 300)
     return {"id": number, "question": prose(draw, 400), "completion": text}
 
 
 def sharegpt(draw: random.Random, number: int, fails: bool) -> dict[str, object]:
-    said = [{"from": "human", "value": prose(draw, 400)}]
+    messages = [{"from": "human", "value": prose(draw, 400)}]
     for step in steps(draw, fails):
         call = json.dumps({"name": "python", "arguments": {"code": step.code}})
-        said.append({"from": "function_call", "value": call})
-        said.append({"from": "observation", "value": step.seen})
-    return {"id": number, "conversations": [*said, {"from": "gpt", "value": prose(draw, 200)}]}
+        messages.append({"from": "function_call", "value": call})
+        messages.append({"from": "observation", "value": step.seen})
+    return {"id": number, "conversations": [*messages, {"from": "gpt", "value": prose(draw, 200)}]}
 
 
 FORMATS = {"messages": messages, "hermes": hermes, "markdown": markdown, "sharegpt": sharegpt}
@@ -151,33 +151,33 @@ def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:
 
 def failing(turns: int, every: int = 2) -> bytes:
     """A transcript in which each so many-th call fails; its fix is the next, whose words apologise."""
-    said: list[dict[str, object]] = [{"role": "user", "content": "Add them up."}]
+    messages: list[dict[str, object]] = [{"role": "user", "content": "Add them up."}]
     for n in range(turns):
         failed, fixed = n % every == 0, n % every == 1
         root, at = "sqroot" if failed else "sqrt", n - fixed
         code = f"import math\nside_{at} = {n}\narea_{at} = math.{root}({at})\nprint(area_{at})"
-        told = f"Sorry, an error. Now let me work out area number {at}." if fixed else f"Area number {at} is next."
+        lead = f"Sorry, an error. Now let me work out area number {at}." if fixed else f"Area number {at} is next."
         seen = (
             f'Traceback (most recent call last):\n  File "<cell>", line 3, in <module>\nAttributeError: sqroot {n}'
             if failed
             else str(n)
         )
-        said.append({"role": "assistant", "content": f"{told}\n```python\n{code}\n```"})
-        said.append({"role": "tool", "content": seen})
-    return msgspec.json.encode({"messages": [*said, {"role": "assistant", "content": "All areas are done."}]})
+        messages.append({"role": "assistant", "content": f"{lead}\n```python\n{code}\n```"})
+        messages.append({"role": "tool", "content": seen})
+    return msgspec.json.encode({"messages": [*messages, {"role": "assistant", "content": "All areas are done."}]})
 
 
 def breaks(lines: int) -> bytes:
-    """A transcript whose program and output are line breaks for the most part, and fail."""
+    """Make a transcript whose failing program and output are mostly line breaks."""
     text = "\n" * lines
-    said = [
+    messages = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": f"```python\nx = (\n{text}\nprint(x)\n```"},
         {"role": "tool", "content": f"{text}x\n{text}  File a.py, line 1\n{text}SyntaxError: no"},
         {"role": "assistant", "content": f"```python\nx = 1\n{text}\nprint(x)\n```"},
         {"role": "tool", "content": "1"},
     ]
-    return msgspec.json.encode({"messages": said})
+    return msgspec.json.encode({"messages": messages})
 
 
 def growth() -> dict[str, dict[str, float]]:
@@ -228,8 +228,8 @@ def compared(name: str, megabytes: int, rounds: int, *, every: int | None) -> di
 
 
 def measured(source: Path, python: str) -> float:
-    """Seconds of CPU time that the build of this interpreter's environment takes for a file, less those for its first
-    line alone."""
+    """Measure the CPU seconds that another environment's build takes for a file. Those for its first line alone are
+    subtracted."""
     with tempfile.TemporaryDirectory() as folder:
         first = Path(folder) / "first.jsonl"
         with source.open("rb") as file:

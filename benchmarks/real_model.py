@@ -15,7 +15,7 @@ engine is `LocalEngine`; trainer is its packed forward. transformers is `generat
 turn is one batch whose history is computed again; `score` and `train` are plain forwards. vllm and llama are servers of
 the same model on this machine, with one thread (`real_servers.py`); PID is the server's process, whose CPU time
 counts. They get other prompts in every round, as they keep what they have seen. CPU time is the process's; medians
-(least…most) of the rounds. Of `rows` the share of the roofline is told too (`roofline.py`).
+(least…most) of the rounds. For `rows` the share of the roofline is shown too (`roofline.py`).
 
     VLLM_CPU_OMP_THREADS_BIND=0 OMP_NUM_THREADS=1 vllm serve FOLDER --served-model-name small --dtype bfloat16
         --enforce-eager --max-model-len 2048
@@ -146,7 +146,7 @@ def sample_of(ids: Sequence[int], mask: Sequence[int]) -> Sample:
 
 
 def computing_on(model: PreTrainedModel, dtype: TrainDtype) -> Computing:
-    """What a recipe that says nothing but the dtype comes to where the model is."""
+    """Return how a recipe with only a dtype computes on this device."""
     section = ComputeSection(device=str(model.device), dtype=dtype)
     return computing_of(section, choose(section, model.config, look_at_machine(), threads=torch.get_num_threads()))
 

@@ -31,7 +31,7 @@ class Roof:
     dtype: torch.dtype
 
     def step(self, model: PreTrainedModel, rows: int, length: float) -> float:
-        """Least CPU-seconds of a step that decodes `rows` tokens, each after `length` others."""
+        """Return a decoding step's least CPU-seconds. It decodes `rows` tokens, each after `length` others."""
         config = model.config
         weights = sum(p.numel() for p in model.parameters())  # tied ones once, as the output layer reads them
         kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
@@ -40,7 +40,7 @@ class Roof:
         return max(read, 2 * weights * rows / self.flops) + size * kept * rows * length / self.bytes
 
     def feed(self, model: PreTrainedModel, tokens: int) -> float:
-        """Least CPU-seconds of a prefill of `tokens` of which no logits are wanted."""
+        """Return the least CPU-seconds of a prefill of `tokens` without logits."""
         embedding = model.get_input_embeddings().weight
         weights = sum(p.numel() for p in model.parameters()) - embedding.numel()
         return 2 * weights * tokens / self.flops

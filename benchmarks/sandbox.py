@@ -65,7 +65,7 @@ class Ours:
 
 @dataclass(frozen=True)
 class Fresh:
-    """`python -c` in a process of its own, as many at a time as the pool has workers; no protection but the clock."""
+    """A fresh `python -c` per call, protected only by a timeout. As many at a time as the pool has workers."""
 
     room: asyncio.Semaphore
     name: str = "python -c"
@@ -126,7 +126,7 @@ def cases(calls: int) -> list[Case]:
 
 
 async def take(case: Case, runner: Runner, tree_cpu: Callable[[], float]) -> Took:
-    """Two calls in flight (one for each of two cores) unless the case is `at_once`."""
+    """Run a case with two calls in flight, or all if `at_once`."""
     room = asyncio.Semaphore(len(case.calls) if case.at_once else 2)
 
     async def call(code: str) -> str:
@@ -141,9 +141,9 @@ async def take(case: Case, runner: Runner, tree_cpu: Callable[[], float]) -> Too
 
 
 def cpu_of_tree() -> float:
-    """CPU seconds of this process, of the children that it reaped, and of the living descendants and those they reaped.
+    """Return the CPU seconds of this process and its descendants.
 
-    What a process used that nobody has reaped yet is missing until somebody does.
+    The time of an exited process is missing until its parent reaps it.
     """
     usage = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     ticks = 0
@@ -183,8 +183,8 @@ async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Ti
                     took[runner.name].append(await take(case, runner, cpu_of_tree))
             own = {name: summary(case, results) for name, results in took.items()}
             against = times(took)
-            said = "".join(f"{say(case, of):>42}" for of in own.values())
-            print(f"{case.name:28}{said}" + "".join(f"{value:>10.1f}x" for value in against.values()), flush=True)
+            row = "".join(f"{say(case, of):>42}" for of in own.values())
+            print(f"{case.name:28}{row}" + "".join(f"{value:>10.1f}x" for value in against.values()), flush=True)
             found[case.name] = own | against
     return found
 
@@ -202,7 +202,7 @@ def say(case: Case, of: dict[str, float]) -> str:
 
 
 def times(took: dict[str, list[Took]]) -> dict[str, float]:
-    """The other runner's seconds to the first one's, round by round, then the median."""
+    """Return the median over rounds of second to first runner's times."""
     first, other = took.values()
     return {
         "times, wall": statistics.median(o.seconds / f.seconds for f, o in zip(first, other, strict=True)),
@@ -231,9 +231,9 @@ async def measure_packages(names: list[str], python: str | None, rounds: int, ti
                         pass
                 took.append([*(after - before for before, after in pairwise(clock)), cpu, least])
             start, first, later, cpu, least = (statistics.median(values) for values in zip(*took, strict=True))
-            said = result.stderr.strip().splitlines()[-1:] or ["none"]
+            last = result.stderr.strip().splitlines()[-1:] or ["none"]
             figures = f"{start:9.2f}{first:9.3f}{later:9.3f}{cpu:7.2f}{least:6.0f}"
-            print(f"{name:12}{'yes' if packages else 'no':>10}{figures}  {said[0]}", flush=True)
+            print(f"{name:12}{'yes' if packages else 'no':>10}{figures}  {last[0]}", flush=True)
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ MODEL = small_model(layers=2, width=64)
 class Job:
     """`rollouts` of `turns` turns in groups of `group`: a prompt, then per turn `sampled` ids and `shown` ones.
 
-    ids: by which the cost of one is told. timed: from which turn on the clock runs.
+    ids: unit of cost. timed: turn from which the clock runs.
     """
 
     x: int

@@ -1,12 +1,12 @@
 #!/usr/bin/env python
-"""Which replica answers what: the pool's policy against others, in simulated time. See docs/models/scale.md.
+"""The pool's scheduling policy against others in simulated time (docs/models/scale.md).
 
     python benchmarks/scheduling.py [--parts mathematics,sizes,…] [--seeds 1] [--json FILE]
 
 Parts: every load at 64 replicas, by its name without a comma, those recorded at 16; `spread`, two loads at 8 replicas
 over three seeds, two steps each; `sizes`, two loads at 8 to 1,024; `faults`, replicas that die and stragglers;
 `prefill`, at twice the speed; and `decisions`, what a decision costs. A part takes some minutes of one core; what FILE
-has of other parts stays in it. Everything is seeded: the same commit gives the same figures, but for the microseconds.
+has of other parts stays in it. Everything is seeded: the same commit gives the same figures, except microseconds.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Setting:
 
 
 def steps(setting: Setting, policy: str, seed: int, count: int = 1) -> Iterator[tuple[Outcome, float, int]]:
-    """(outcome, the least possible makespan, tokens to be sampled) of steps that follow each other."""
+    """Yield (outcome, least possible makespan, tokens to sample) of consecutive steps."""
     made: Policy | None = None
     now = 0.0
     for step in range(count):
@@ -122,7 +122,7 @@ HEAD = ["", "makespan, s", "of least requests'", "first step, s", "idle, %", "co
 
 
 def table(figures: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """As `make figures` shows it; the best makespan in bold."""
+    """Format figures for `make figures`, the best makespan in bold."""
     base = figures["least requests"]["makespan"][0] if "least requests" in figures else None
     best = min(one["makespan"][0] for one in figures.values())
     lines = []
@@ -163,13 +163,13 @@ def sizes(seeds: int) -> dict[str, Any]:
 
 
 def decisions() -> dict[str, Any]:
-    """CPU microseconds of the policy for each event that it is told, what it does about it included."""
+    """Return the policy's CPU microseconds per event, its actions included."""
     figures = {}
     for load, count in (("software, 8 a replica", 64), ("software, 8 a replica", 1024)):
         jobs = LOADS[load](count, 1)
         outcome = World(jobs, PUBLISHED, count, POLICIES["pool"](jobs, count, PUBLISHED), timed=True).run()
         figures[f"{count}"] = 1e6 * outcome.policy_seconds / outcome.decisions
-        print(f"{load}, {count} replicas: {figures[f'{count}']:.0f} µs for each of {outcome.decisions:,} events told")
+        print(f"{load}, {count} replicas: {figures[f'{count}']:.0f} µs for each of {outcome.decisions:,} events")
     return figures
 
 

@@ -145,7 +145,7 @@ class Served:
 
 
 class CountedLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock stands still while an engine computes, and then goes on to what is next."""
+    """Event loop whose clock stops during computing, then jumps ahead."""
 
     def __init__(self, engines: Sequence[Remote]) -> None:
         selector = selectors.DefaultSelector()

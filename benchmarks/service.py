@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The sandbox over HTTP against a fresh `python3 -c` a call and, where its URL is given, against code-judge.
+"""The sandbox over HTTP against `python3 -c` per call and code-judge.
 
 python benchmarks/service.py [--workers N] [--rounds N] [--seconds S] [--code-judge URL] [--only NAME,…]
 
@@ -95,7 +95,7 @@ async def run(connection: Connection, code: str) -> dict[str, Any]:
 
 
 async def rate(service: Service, name: str, seconds: float) -> dict[str, float]:
-    """Calls a second, and the CPU milliseconds that each takes of the service's first process."""
+    """Measure calls a second, and the service's CPU milliseconds per call."""
     until = time.perf_counter() + seconds
     count = 0
 
@@ -139,7 +139,7 @@ async def mixed(service: Service) -> dict[str, float]:
 
 
 async def session(service: Service) -> dict[str, float]:
-    """Milliseconds of the first cell and of the 20th, medians over ten sessions."""
+    """Measure the milliseconds of cells 1 and 20, medians over ten sessions."""
     times: list[list[float]] = []
     connection = Connection(service)
     for _ in range(10):
@@ -211,11 +211,11 @@ def measure(
                 ours, fresh = medians["ours"][key], medians["fresh"][key]
                 medians["ours"]["times fresh"] = fresh / ours if down else ours / fresh
         for service, figures in medians.items():
-            said = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
+            row = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
             against = ""
             if service != "ours" and "ours" in medians and "calls/s" in figures:
                 against = f"   ours is {medians['ours']['calls/s'] / figures['calls/s']:.1f} times that"
-            print(f"{name:>10}  {service:<10} {said}{against}", flush=True)
+            print(f"{name:>10}  {service:<10} {row}{against}", flush=True)
     return every
 
 

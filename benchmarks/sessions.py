@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What a cell, a checkpoint and a rollback of a sandbox session cost.
+"""Costs of cells, checkpoints and rollbacks of a sandbox session.
 
 python benchmarks/sessions.py [--tier namespaces|landlock|rlimits] [--sessions N]
 """
@@ -33,8 +33,7 @@ async def milliseconds(work: Callable[[], Awaitable[object]]) -> float:
 
 
 async def cells(pool: SandboxPool, sessions: int) -> tuple[float, list[float]]:
-    """Median milliseconds of (a start with an empty cell, each of `CELLS` cells after it), over many sessions; the
-    start is that of the worker."""
+    """Measure median milliseconds of (an empty first cell, each later one). The first includes the worker's start."""
     starts: list[float] = []
     costs: list[list[float]] = [[] for _ in range(CELLS)]
     for _ in range(sessions):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""CPU time of `at_least` and `similarity` against difflib and cydifflib, and that all of them agree on every pair.
+"""CPU time of `at_least` and `similarity` against difflib and cydifflib.
 
     python benchmarks/similarity.py [--sizes 100,700] [--pairs N] [--gamma G] [--seed S] [--transcripts DIR] [--repeats]
 
-Pairs are made of the standard library's code, cut at lines. --repeats adds programs of 2,000 characters that repeat one
-line over and over; --transcripts adds programs that agents ran one after another, by size, read from a folder with
-`mint` and `mathcoder` (gzipped JSON Lines).
+All of them must agree on every pair. Pairs are made of the standard library's code, cut at lines. --repeats adds
+programs of 2,000 characters that repeat one line; --transcripts adds programs that agents ran one after another, by
+size, read from a folder with `mint` and `mathcoder` (gzipped JSON Lines).
 `near γ` asks the same pairs for γ equal to their ratio, and for the next float above.
 """
 
@@ -55,7 +55,7 @@ def piece(draw: random.Random, texts: list[str], size: int) -> str:
 
 
 def edited(draw: random.Random, text: str, edits: int) -> str:
-    """A few characters of some lines replaced, a line doubled or dropped now and then."""
+    """Replace characters of some lines, and double or drop others."""
     lines = text.splitlines(keepends=True)
     for _ in range(edits):
         i = draw.randrange(len(lines))
@@ -72,7 +72,7 @@ def moved(draw: random.Random, text: str) -> str:
 
 
 def rewritten(draw: random.Random, text: str) -> str:
-    """The same program by another hand: every name another one, blocks in another order."""
+    """Rename all names of a program and reorder its blocks."""
     words = re.findall(r"[a-z_]{3,}", text)
     names = {w: w if keyword.iskeyword(w) else draw.choice(words) for w in sorted(set(words))}
     blocks = re.split(r"(?<=\n)(?=\n)", re.sub(r"[a-z_]{3,}", lambda m: names[m.group()], text))
@@ -97,8 +97,9 @@ def programs(folder: Path) -> Iterator[list[str]]:
     """The programs of each transcript, in order."""
     for path in sorted(folder.glob("mint/*.jsonl.gz")):
         for line in gzip.decompress(path.read_bytes()).splitlines():
-            said = [turn["content"] for turn in json.loads(line)["state"]["history"] if turn["role"] == "assistant"]
-            yield [code.strip() for text in said for code in re.findall(r"<execute>(.*?)</execute>", text, re.DOTALL)]
+            replies = [turn["content"] for turn in json.loads(line)["state"]["history"] if turn["role"] == "assistant"]
+            found = (re.findall(r"<execute>(.*?)</execute>", text, re.DOTALL) for text in replies)
+            yield [code.strip() for codes in found for code in codes]
     for path in sorted(folder.glob("mathcoder/*.jsonl.gz")):
         for line in gzip.decompress(path.read_bytes()).splitlines():
             yield [turn["content"] for turn in json.loads(line)["debug_result"] if turn["role"] == "code"]
@@ -114,7 +115,7 @@ def real(draw: random.Random, folder: Path, count: int) -> dict[str, list[Pair]]
 
 
 def cpu(work: Callable[[], object], repeat: int) -> float:
-    """CPU time in µs of one call, after one that is not counted."""
+    """Measure the CPU time of one call in µs, after a warm-up."""
     if repeat > 1:
         work()
     begun = time.process_time_ns()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""One step's worth of calls and of session cells at once, with faults all the while: is every one answered right?
+"""Soak test: a step's calls and session cells at once, under constant faults.
 
 python benchmarks/soak.py [--calls 45000] [--cells 10000] [--workers N] [--tier namespaces|landlock|rlimits] [--http]
                           [--kill-seconds 1] [--servers 4 --kill-server 60]
@@ -225,12 +225,12 @@ async def served(workers: int | None, tier: Tier | None) -> AsyncIterator[tuple[
     command += ["--workers", str(workers)] * (workers is not None) + ["--tier", tier or ""] * (tier is not None)
     server = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert server.stdout is not None
-    said = ""
-    while (found := re.search(r"http://[\w.:\[\]]+:\d+", said)) is None:
+    output = ""
+    while (found := re.search(r"http://[\w.:\[\]]+:\d+", output)) is None:
         line = await server.stdout.readline()
         if not line:
-            raise SystemExit(f"the server did not start: {said}")
-        said += line.decode()
+            raise SystemExit(f"the server did not start: {output}")
+        output += line.decode()
     drain = asyncio.create_task(server.stdout.read())
     try:
         yield found.group(), server.pid
@@ -280,7 +280,7 @@ async def soak(arguments: argparse.Namespace) -> bool:
         f"tier {held}{where}: {calls} calls and {sessions} sessions of {CELLS} cells and "
         f"{CELLS // 2} rollbacks, all at once, in {seconds:.1f} s\n"
         f"answers: {dict(load.done)}; right: {sum(answers[:calls])} of {calls} calls, {sum(answers[calls:])} of "
-        f"{sessions} sessions; killed: {killed or 'nobody'}; begun again by the client: {load.again}\n"
+        f"{sessions} sessions; killed: {killed or 'none'}; begun again by the client: {load.again}\n"
         f"client: {1000 * cpu / (calls + sessions * CELLS):.2f} ms of CPU each; process that keeps the pool, MiB: "
         f"{early:.0f} in the first quarter, {late:.0f} in the last (medians), {max(watch.own):.0f} at most; sandbox: "
         f"{max(watch.theirs):.0f} MiB (shared pages counted once), {watch.processes} processes\nleft: {left}"
@@ -396,7 +396,7 @@ def main() -> None:
     parser.add_argument("--servers", type=int, default=1, help="several: over HTTP, behind the router")
     parser.add_argument("--kill-server", type=float, default=0.0, metavar="SECONDS", help="0: it is not killed")
     add_json(parser)
-    parser.add_argument("--kill-seconds", type=float, default=1.0, help="0: nobody is killed")
+    parser.add_argument("--kill-seconds", type=float, default=1.0, help="0: none is killed")
     arguments = parser.parse_args()
     arguments.http |= arguments.servers > 1
     if arguments.kill_server and arguments.servers < 2:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What it costs to make a local engine over a model of SmolLM2-135M's shape, in CPU-seconds of one thread.
+"""CPU-seconds to start a local engine over a model of SmolLM2-135M's shape.
 
     python benchmarks/starting.py [float32|bfloat16]
 

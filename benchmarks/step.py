@@ -120,7 +120,7 @@ def measure(every: Sequence[Side], rounds: int) -> list[str]:
 
 
 def figures(every: Sequence[Side]) -> dict[str, Any]:
-    """Medians of each side's phases, step and wall, and of its ratios to its rivals' steps."""
+    """Return medians of each side's phases and of its ratios to rivals."""
     found: dict[str, Any] = {}
     names = {side.name: side for side in every}
     for side in every:

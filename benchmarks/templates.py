@@ -57,7 +57,7 @@ TOKENS = (
 
 
 def members(source: str, ending: str, archives: Path | None = None) -> Iterator[tuple[str, str]]:
-    """The files of a source distribution whose path has this ending (a regular expression): path and text.
+    """Yield path and text of a source distribution's files. ending: a regex.
 
     archives: a folder with source distributions, which are not fetched.
     """
@@ -119,7 +119,7 @@ class Observed(Comparison):
         return (*self._chat.prompt("x"), written, *self._after(calls, result, written.text))
 
     def continues(self, result: str) -> bool:
-        """Whether the conversation is the template's, in text, and has that text's ids."""
+        """Whether the conversation equals the template's in text and ids."""
         segments = self.after(result)
         text = "".join(one.text for one in segments)
         ids = [i for one in segments for i in one.ids or ()]
@@ -134,7 +134,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def observe(folder: Path) -> str:
-    """Compare conversations with each observation, in ids, with the rendering of the template in a model's folder."""
+    """Compare conversations with a template's rendering, in ids, for each observation. folder: of the model."""
     loading = min(timed(lambda: load_tokenizer(folder)) for _ in range(3))
     checking = min(timed(lambda: check_folder(folder)) for _ in range(3)) - loading
     learned = check_folder(folder)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Rollouts by the hundred thousand, and how quick the index and `retcon view` are on them.
+"""Speed of the index and `retcon view` on 100,000 rollouts.
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
@@ -86,11 +86,11 @@ def called(
         call_id="c", text=output, status="error" if error else "ok", error_type=error[0] if error else None,
         seconds=round(rng.random() / 9, 4),
     )  # fmt: skip
-    said = segment("sampled", words, rng)
+    prose = segment("sampled", words, rng)
     return Turn(
-        segments=(said, segment(kind, call, rng), segment("scaffold", "<|im_end|>\n", rng),
+        segments=(prose, segment(kind, call, rng), segment("scaffold", "<|im_end|>\n", rng),
                   segment("observation", output, rng)),
-        calls=(ToolCall(id="c", name="python", arguments={"code": code}, char=len(words), start=len(said.ids or ())),),
+        calls=(ToolCall(id="c", name="python", arguments={"code": code}, char=len(words), start=len(prose.ids or ())),),
         observations=(seen,), stop="call", **more,
     )  # fmt: skip
 
@@ -215,7 +215,7 @@ def _lines(file: Path) -> Iterator[bytes]:
 
 
 def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) -> None:
-    """CPU seconds of a training with every rollout stored against none, in turns; the difference with its interval."""
+    """Measure the CPU cost of storing all rollouts, in turns; with its interval."""
     import scipy.stats
 
     seconds: dict[str, list[float]] = {"10": [], "0": []}
@@ -250,7 +250,7 @@ def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) 
 
 
 def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
-    """Open the pages that answer docs/view.md's questions, on two runs of which `ours` repairs and selects by RoC."""
+    """Take the pictures of docs/view.md. Of two runs, of which `ours` repairs and selects by RoC."""
     from playwright.sync_api import Page, sync_playwright
 
     out.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ ROWS = {
 
 
 def compare_pages(run: Path, inspect: str, rounds: int) -> None:
-    """Time a made run in `inspect view` and in `retcon view`, in turns, in one browser: medians."""
+    """Time a made run in `inspect view` and `retcon view` alternately. Medians, in one browser."""
     from playwright.sync_api import sync_playwright
 
     from retcon.report.view.export import write_selection
@@ -363,8 +363,8 @@ def wait_for(port: int) -> None:
 
 
 def visit(page: Any, name: str, address: str) -> dict[str, float]:
-    """Seconds to the first row, to a filter's one row after its last key, to a rollout, to a second visit's first row;
-    MB of the largest renderer."""
+    """Time first row, filter, rollout and second visit of a page. Seconds, the filter's after its last key; and MB of
+    the largest renderer."""
     import psutil
 
     cell = ROWS[name]

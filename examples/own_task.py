@@ -41,7 +41,7 @@ class PalindromeTasks:
         return [self._task(1 + 2 * n) for n in draw.sample(halves, min(count, len(halves)))]
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        if trajectory.stop == "infrastructure":  # nobody's fault but ours: no reward
+        if trajectory.stop == "infrastructure":  # our fault: no reward
             return trajectory
         answer = boxed(trajectory.turns[-1].text) if trajectory.stop == "answer" else None
         least = int(task.answer)

@@ -33,13 +33,13 @@ RECIPE = ["rl.algorithm=grpo", "rl.minibatches=1", f"rl.steps={STEPS}", "sandbox
 
 async def harness(url: str, question: str, session: str) -> None:
     """One conversation: the question, and another one after the answer."""
-    told: list[dict[str, object]] = []
+    messages: list[dict[str, object]] = []
     async with httpx.AsyncClient(base_url=url, headers={"X-Retcon-Session": session}, timeout=600) as http:
-        for said in (question, "Are you sure?"):
-            told.append({"role": "user", "content": said})
-            body = {"model": "learner", "messages": told, "max_tokens": 40}
+        for text in (question, "Are you sure?"):
+            messages.append({"role": "user", "content": text})
+            body = {"model": "learner", "messages": messages, "max_tokens": 40}
             answer = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()
-            told.append(answer["choices"][0]["message"])
+            messages.append(answer["choices"][0]["message"])
 
 
 def reward(trajectory: Trajectory) -> float:
@@ -68,9 +68,9 @@ async def main() -> None:
                     made = [replace(t, reward=reward(t)) for trajectories in ended for t in trajectories]
                     rewards += [t.reward or 0.0 for t in made]
                     samples += to_samples(made, recipe.rl.advantages([t.reward or 0.0 for t in made]), recipe.rl)
-                told = update(model, optimizer, samples, recipe.rl, seed=0, step=step)
+                metrics = update(model, optimizer, samples, recipe.rl, seed=0, step=step)
                 engine.invalidate()  # its keys and values are of the weights before
-                about = f"reward {fmean(rewards):.2f}, gradient {told['grad_norm']:.2f}"
+                about = f"reward {fmean(rewards):.2f}, gradient {metrics['grad_norm']:.2f}"
                 print(f"step {step}: {len(rewards)} conversations, {about}")
 
 

@@ -47,7 +47,7 @@ def linear(weight: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 class Layer:
-    """One layer's weights, and its keys and values, each (B · KV, length, D)."""
+    """One layer's weights, keys and values, each (B · KV, length, D)."""
 
     def __init__(self, layer: torch.nn.Module, dtype: torch.dtype, turn: Callable[[Tensor], Tensor]) -> None:
         def joined(*modules: torch.nn.Module) -> Tensor:
@@ -66,7 +66,7 @@ class Layer:
 
 
 class Bare:
-    """Qwen3 by hand, with the weights of `model` in `dtype`, for up to `length` positions; one batch at a time."""
+    """Qwen3 by hand, for `length` positions and one batch at a time. With the weights of `model` in `dtype`."""
 
     def __init__(self, model: Qwen3ForCausalLM, dtype: torch.dtype, length: int) -> None:
         config = model.config
@@ -95,7 +95,7 @@ class Bare:
         return torch.stack(ids, 1)
 
     def prefill(self, prompts: Tensor) -> Tensor:
-        """Forget what was, and feed prompts (B, T) → logits (B, V) after the last of them."""
+        """Start anew with prompts (B, T); return the last logits (B, V)."""
         batch, self.position = prompts.shape
         room = -(-self.position // BLOCK) * BLOCK
         for layer in self.layers:

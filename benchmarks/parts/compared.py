@@ -74,9 +74,9 @@ def parse_difference(text: str) -> Interval:
 
 def differences(arms: Arms, name: str = "pass1_t1") -> dict[str, Interval]:
     """Of one figure, each arm's from the first."""
-    found = {arm: interval(told["difference"][name]) for arm, told in list(arms.items())[1:]}
+    found = {arm: interval(about["difference"][name]) for arm, about in list(arms.items())[1:]}
     return {arm: one for arm, one in found.items() if one is not None}
 
 
-def interval(told: Mapping[str, Any] | None) -> Interval | None:
-    return None if told is None else Interval(told["mean"], told["low"], told["high"])
+def interval(limits: Mapping[str, Any] | None) -> Interval | None:
+    return None if limits is None else Interval(limits["mean"], limits["low"], limits["high"])

@@ -105,7 +105,7 @@ def _token(rng: random.Random) -> str:
 
 
 def _echo(rng: random.Random) -> str:
-    """A random sequence, said again, whole or in part: copying as such."""
+    """A random sequence, repeated in whole or part: copying as such."""
     items = [_token(rng) for _ in range(rng.randint(3, 12))]
     mark = rng.choice((" = ", "\n", ". ", ": ", " | ", " and "))
     separator = rng.choice((" ", ", ", "; ", " "))
@@ -118,9 +118,9 @@ def _facts(rng: random.Random) -> str:
     count = rng.randint(2, 4)
     people = rng.sample(NAMES, count)
     facts = [(p, _number(rng), rng.choice(THINGS)) for p in people]
-    said = " ".join(f"{p} has {n} {t}." for p, n, t in facts)
+    sentence = " ".join(f"{p} has {n} {t}." for p, n, t in facts)
     asked = " ".join(f"{p} has {n}." for p, n, _ in rng.sample(facts, rng.randint(1, count)))
-    return f"{said} {asked}"
+    return f"{sentence} {asked}"
 
 
 def _expression(rng: random.Random, depth: int = 0) -> str:
@@ -183,9 +183,9 @@ def _commented(rng: random.Random) -> str:
     numbers = [_number(rng) for _ in range(rng.randint(1, 4))]
     word = rng.choice(WORDS)
     words = [rng.choice(WORDS) for _ in range(rng.randint(0, 3))]
-    said = " ".join([*words, word, rng.choice(("of ", "from ", "in ", "with ", "")) + numbers[0]])
+    sentence = " ".join([*words, word, rng.choice(("of ", "from ", "in ", "with ", "")) + numbers[0]])
     for number in numbers[1:]:
-        said += rng.choice((" and ", " to ", " mod ", " in base ", ", ")) + number
+        sentence += rng.choice((" and ", " to ", " mod ", " in base ", ", ")) + number
     use = numbers if rng.random() < 0.7 else rng.sample(numbers, len(numbers))
     name = word if rng.random() < 0.5 else rng.choice(MEMBERS + BUILTINS)
     kind = rng.random()
@@ -203,19 +203,19 @@ def _commented(rng: random.Random) -> str:
         body = f"{v} {rng.choice(OPERATORS)} {use[0]} for {v} in range({use[-1]}, {use[len(use) // 2]} + 1)"
         code = f"print(sum({body}))"
     lead = rng.choice(("# ", "", "let it be ", "find "))
-    return f"{lead}{said}{rng.choice(('', '.'))}\n{code}"
+    return f"{lead}{sentence}{rng.choice(('', '.'))}\n{code}"
 
 
 def _let(rng: random.Random) -> str:
     """Names given to numbers, then used: a name stands for its number."""
     names = rng.sample(VARIABLES, rng.randint(1, 3))
     values = {name: _number(rng) for name in names}
-    said = " ".join(
+    sentence = " ".join(
         f"{rng.choice(('let', 'put', 'with'))} {n} {rng.choice(('be', '=', 'is'))} {v}." for n, v in values.items()
     )
     asked = [rng.choice(names) for _ in range(rng.randint(1, 4))]
     form = rng.choice(("{n} is {v}.", "{n} = {v}", "{n}: {v}", "use {n} = {v}."))
-    return said + "\n" + "\n".join(form.format(n=n, v=values[n]) for n in asked)
+    return sentence + "\n" + "\n".join(form.format(n=n, v=values[n]) for n in asked)
 
 
 def _shell(rng: random.Random) -> str:

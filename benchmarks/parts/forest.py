@@ -1,4 +1,4 @@
-"""A picture of differences with their ranges, a panel for each of several settings."""
+"""Forest plot of differences with ranges, one panel per setting."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 def equal_forms(gold: str) -> dict[str, str]:
-    """The answer in other words that mean the same; as it stands in a box, but for the first three."""
+    """Return an answer in equivalent forms; boxed, except for the first three."""
     forms = {
         "boxed": rf"\boxed{{{gold}}}",
         "after ####": f"#### {gold}",
@@ -54,10 +54,10 @@ def wrong_forms(gold: str, other: str) -> dict[str, str]:
 
 
 def bare(gold: str) -> Fraction | str:
-    """What two answers that mean the same have in common, as far as a glance tells: `x = 5` and `5` are one."""
-    said = gold.rpartition("=")[2].strip()
-    value = fraction(said)
-    return said if value is None else value
+    """Reduce an answer so that obvious equivalents are equal. Such as `x = 5` and `5`."""
+    right = gold.rpartition("=")[2].strip()
+    value = fraction(right)
+    return right if value is None else value
 
 
 def fraction(gold: str) -> Fraction | None:

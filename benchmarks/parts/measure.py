@@ -57,8 +57,8 @@ class Took:
 def take_turns(
     runs: Mapping[str, Callable[[], object]], rounds: int, clocks: Mapping[str, Callable[[], float]] | None = None
 ) -> dict[str, list[Took]]:
-    """Every run once a round, so that what else the machine does meets them all. clocks: by run, CPU-seconds where they
-    are not this process's, as those of a server."""
+    """Run each once a round, so that outside load meets all alike. clocks: by run, CPU-seconds where they are not this
+    process's, as those of a server."""
     took: dict[str, list[Took]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -70,7 +70,7 @@ def take_turns(
 
 
 def tree_seconds(pid: int) -> float:
-    """CPU-seconds of a process of this machine, and of those below it that live, as Linux counts them."""
+    """Return the CPU-seconds of a process and its living descendants (Linux)."""
     process = Path(f"/proc/{pid}")
     fields = (process / "stat").read_text().rpartition(")")[2].split()
     children = " ".join(file.read_text() for file in process.glob("task/*/children")).split()

@@ -1,5 +1,5 @@
-"""Inference servers that `real_model.py` compares with: what they are asked, over HTTP on this machine, tokens for
-tokens. Lengths are forced, and nothing is said of seeds."""
+"""Requests to inference servers that `real_model.py` compares with. Over HTTP on this machine, tokens for tokens, with
+forced lengths and without seeds."""
 
 from __future__ import annotations
 

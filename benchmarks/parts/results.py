@@ -35,7 +35,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def save(
     file: Path, figures: dict[str, Any], *, command: str, measures: Sequence[str], commit: str | None = None
 ) -> None:
-    """The figures in `file`, with machine, date, commit, and load of the last minute. command: what prints them again.
+    """Save the figures with machine, date, commit and load. command: what prints them again.
     measures: files and folders of the repository whose code they are about, so that `make figures` can tell when they
     are older than it. commit: that of the code that they are of, unless the one that is checked out.
 
@@ -64,13 +64,13 @@ def machine() -> str:
 
 
 def checked_out() -> str | None:
-    """The commit that is checked out, `+` behind it where files differ from it; None outside of a repository."""
+    """Return the current commit, with `+` if files differ, or None."""
     head = git("rev-parse", "--short", "HEAD")
     return None if head is None else head + ("+" if git("status", "--porcelain", "--", "src") else "")
 
 
 def git(*words: str, root: Path = ROOT) -> str | None:
-    """What git says in `root`, None where there is no git or no repository, or it refuses."""
+    """Return git's output in `root`, or None if it fails."""
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Tiny models with random weights of any of transformers' causal architectures, from their configuration classes."""
+"""Tiny random models of all of transformers' causal architectures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
 
 
 def shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
-    """A configuration of the class, as small as its layers of each kind allow. Raises what the class raises."""
+    """Return the smallest configuration of the class with all layer kinds. Raises what the class raises."""
     text = config_class().get_text_config(decoder=True)
     return type(text)(**_sizes(text))
 
@@ -110,7 +110,7 @@ def _layer_kinds(known: Mapping[str, Any]) -> list[str]:
 
 
 def make(key: str) -> PreTrainedModel:
-    """A causal LM of transformers' mapping whose contexts each have a distribution of their own.
+    """Make a tiny causal LM whose output depends on the whole context.
 
     Raises ValueError where it would have more than MOST parameters, and what its classes raise.
     """

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""One GRPO step of TRL's trainer, for `step.py`, which says how to make the environment that this runs in.
+"""One GRPO step of TRL's trainer, in the environment that `step.py` describes.
 
     TRL-ENVIRONMENT/bin/python benchmarks/parts/trl_step.py --precision autocast
 

@@ -48,10 +48,10 @@ class AtOnce(asyncio.Protocol):
             self._transport.write(HEAD + ANSWER)  # type: ignore[attr-defined]
 
 
-def answer_at_once(told: Connection) -> None:
+def answer_at_once(pipe: Connection) -> None:
     async def main() -> None:
         server = await asyncio.get_running_loop().create_server(AtOnce, "127.0.0.1", 0, backlog=1024)
-        told.send(server.sockets[0].getsockname()[1])
+        pipe.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     asyncio.run(main())

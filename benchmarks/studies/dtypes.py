@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What float32, bfloat16 and float16 cost on a CPU in rollouts and training, how far apart their log-probs are; LoRA.
+"""CPU cost and log-prob mismatch of float32, bfloat16, float16 and LoRA.
 
     python benchmarks/studies/dtypes.py [--widths 64,128,256,512,1024] [--rounds 5]
 

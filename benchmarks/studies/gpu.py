@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Engine and trainer on a GPU, against transformers' own, in turns, in seconds on the wall.
+"""Wall seconds of engine and trainer on a GPU, against transformers' own.
 
     python benchmarks/studies/gpu.py [--shapes smollm2-135m,qwen3-0.6b,qwen3-4b] [--rounds 3] [--only one,rows,…]
 
@@ -84,7 +84,7 @@ def rollouts(model: PreTrainedModel) -> dict[str, Callable[[], object]]:
 
 
 def sampled(model: PreTrainedModel, rng: random.Random) -> list[Sample]:
-    """GROUPS prompts of 120 to 300 tokens, GROUP rollouts of 80 to 400 each, of which every third 40 are not learnt."""
+    """Make GROUPS × GROUP rollouts, every third 40 tokens masked."""
 
     def ids(least: int, most: int) -> list[int]:
         return rng.choices(range(100, model.config.vocab_size), k=rng.randrange(least, most))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""When does learning from purified trajectories help? The arms of docs/protocol.md in its cells.
+"""The arms of docs/protocol.md in its cells: when does purification help?
 
     python benchmarks/studies/grid.py [--cells CELL ...] [--arms RECIPE ...] [--seeds 5] [--out runs/grid]
     python benchmarks/studies/grid.py --write [--cells CELL ...] [--commit COMMIT] [--out runs/grid]
@@ -128,18 +128,18 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
     about = {"machine": machine(), "date": datetime.date.today().isoformat(), "commit": commit}
     made = {name: cell_of(out / name, one["cells"][0]["arms"]) | {"about": about} for name, one in found.items()}
     cells = earlier(folder / "grid.json") | made
-    told = [cells[name] for name in CELLS if name in cells]
-    grid = {"ours": OURS.rpartition("/")[2], "matched": next(iter(found.values()))["matched"], "cells": told}
+    finished = [cells[name] for name in CELLS if name in cells]
+    grid = {"ours": OURS.rpartition("/")[2], "matched": next(iter(found.values()))["matched"], "cells": finished}
     (folder / "grid.json").write_text(json.dumps(grid, indent=1) + "\n")
-    (folder / "grid.md").write_text("\n\n".join(["# The grid", *map(shown, told)]) + "\n")
+    (folder / "grid.md").write_text("\n\n".join(["# The grid", *map(shown, finished)]) + "\n")
     save(
         RESULTS / "compared" / "grid.json",
-        {name: overview(told, name) for name in OVERVIEW},
+        {name: overview(finished, name) for name in OVERVIEW},
         command="python benchmarks/studies/grid.py --write",
         measures=TRAINED,
         commit=commit,
     )
-    print(f"{len(told)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md")
+    print(f"{len(finished)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md")
 
 
 def draw_effects() -> None:
@@ -186,13 +186,13 @@ def cell_of(folder: Path, arms: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overview(cells: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """One figure of all cells, a row each, that of the best arm in bold."""
+    """Tabulate one figure of all cells, best arms in bold."""
     digits, rows = FIGURES[name][1], []
     for one in cells:
-        found = {arm: told[name] for arm, told in one["arms"].items()}
-        best = OVERVIEW[name](told["mean"] for told in found.values())
-        texts = [cell(interval(told), digits) for told in found.values()]
-        bold = [told["mean"] == best for told in found.values()]
+        found = {arm: about[name] for arm, about in one["arms"].items()}
+        best = OVERVIEW[name](figure["mean"] for figure in found.values())
+        texts = [cell(interval(figure), digits) for figure in found.values()]
+        bold = [figure["mean"] == best for figure in found.values()]
         rows.append([f"`{one['name']}`", *(f"**{text}**" if b else text for text, b in zip(texts, bold, strict=True))])
     return {"head": ["", *cells[0]["arms"]], "rows": rows}
 
@@ -206,17 +206,17 @@ def shown(one: Mapping[str, Any]) -> str:
     """A cell in Markdown."""
     made, seeds = table(one["arms"]), len(next(iter(one["arms"].values()))["seeds"])
     lines = (made["head"], ["---"] * len(made["head"]), *made["rows"])
-    told = f"{seeds} seeds, 95 %; differences are paired by seed and problem, a star: the range leaves out 0."
+    note = f"{seeds} seeds, 95 %; differences are paired by seed and problem, a star: the range leaves out 0."
     where = f"*{one['about']['date']}, {one['about']['machine']}; commit {one['about']['commit']}*"
     tables = ("\n".join(f"| {' | '.join(line)} |" for line in rows) for rows in (lines, against(one["ours_less"])))
-    return "\n\n".join([f"## {one['name']}", *tables, told, where])
+    return "\n\n".join([f"## {one['name']}", *tables, note, where])
 
 
 def against(more: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     """Ours less each other arm, as lines of a table."""
     head = ["ours, less", *more]
     rows = [
-        [FIGURES[name][0], *(difference({"difference": told}, name, digits) for told in more.values())]
+        [FIGURES[name][0], *(difference({"difference": less}, name, digits) for less in more.values())]
         for name, digits in AGAINST.items()
     ]
     return [head, ["---"] * len(head), *rows]

@@ -40,7 +40,7 @@ def reply_of(row: dict[str, Any]) -> str:
 
 
 def by_runner(folder: Path, rows: list[dict[str, Any]]) -> list[bool]:
-    """What the published runner says of each reply, one after the other, in a folder that its programs may write to."""
+    """Return the published runner's verdicts in order. Its programs may write to the folder."""
     sys.path.insert(0, str(folder.resolve()))
     os.chdir(tempfile.mkdtemp())
     from lcb_runner.evaluation import extract_instance_results
@@ -83,10 +83,10 @@ def main() -> None:
     published, ours = by_runner(args.runner, rows), asyncio.run(by_ours(rows))
     differ, mark = [], {True: "right", False: "wrong"}
     print("| program | its runner | `lcb` | `strict` |\n|---|---|---|---|")
-    for row, theirs, said in zip(rows, published, ours, strict=True):
-        grades = getattr(said, "grades", None) or {}
+    for row, theirs, grade in zip(rows, published, ours, strict=True):
+        grades = getattr(grade, "grades", None) or {}
         lcb, strict = grades.get("lcb"), grades.get("strict")
-        print(f"| {row['name']} | {mark[theirs]} | {mark.get(lcb, said)} | {mark.get(strict, said)} |")
+        print(f"| {row['name']} | {mark[theirs]} | {mark.get(lcb, grade)} | {mark.get(strict, grade)} |")
         if lcb is not theirs:
             differ.append(row["name"])
         row |= {"lcb": theirs, "strict": strict}

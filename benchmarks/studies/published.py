@@ -47,12 +47,12 @@ DEFINES = re.compile(r"^def (\w+)\(", re.MULTILINE)
 
 
 class Case(NamedTuple):
-    """One completion. set: where it is from. said: the published verdict."""
+    """One completion. set: its source. verdict: the published one."""
 
     set: str
     task: Task
     reply: str
-    said: bool
+    verdict: bool
 
 
 def lines(folder: Path, path: str) -> list[dict[str, Any]]:
@@ -113,20 +113,21 @@ def main() -> None:
     args = parser.parse_args()
     given = {name: folder for name in sources if (folder := getattr(args, name)) is not None}
     cases = [case for name, folder in given.items() for case in sources[name](folder)]
-    said = asyncio.run(outcomes(GradeSettings(), [(case.task, case.reply) for case in cases], args.at_once))
+    graded = asyncio.run(outcomes(GradeSettings(), [(case.task, case.reply) for case in cases], args.at_once))
     counts: dict[str, Counter[tuple[bool, bool]]] = {}
     differ = []
-    for case, ours in zip(cases, said, strict=True):
-        counts.setdefault(case.set, Counter())[case.said, right(ours)] += 1
-        if right(ours) is not case.said:
-            about = {"set": case.set, "id": case.task.id, "published": case.said, "ours": right(ours), "why": ours.why}
-            differ.append({**about, "answer": case.task.answer, "reply": case.reply, "question": case.task.question})
+    for case, ours in zip(cases, graded, strict=True):
+        counts.setdefault(case.set, Counter())[case.verdict, right(ours)] += 1
+        if right(ours) is not case.verdict:
+            about = {"set": case.set, "id": case.task.id, "published": case.verdict, "ours": right(ours)}
+            task = {"answer": case.task.answer, "reply": case.reply, "question": case.task.question}
+            differ.append({**about, "why": ours.why, **task})
     print("| completions | of | right to both | wrong to both | only published right | only ours right |")
     print("|---|---|---|---|---|---|")
     for name, of in counts.items():
         both = (of[True, True], of[False, False], of[True, False], of[False, True])
         print(f"| {name} | {sum(of.values()):,} | {' | '.join(f'{n:,}' for n in both)} |")
-    faults = sum(isinstance(one, Fault) for one in said)
+    faults = sum(isinstance(one, Fault) for one in graded)
     print(f"\n{len(differ)} of {len(cases):,} differ; {faults} could not be graded; {machine()}")
     if args.show:
         args.show.write_text("".join(json.dumps(one) + "\n" for one in differ))

@@ -62,7 +62,7 @@ def of_run(folder: Path, rollouts: int, draw: random.Random) -> list[Line]:
 async def of_transcripts(
     files: Sequence[Path], rollouts: int, draw: random.Random, characters: int, window: int
 ) -> list[Line]:
-    """Transcripts of other agents, of which those with prompts of like length form groups."""
+    """Group other agents' transcripts by prompt length."""
     found = [t for file in files for t in transcripts(file) if len(t.text) <= window * characters]
     chosen: list[Trajectory] = []
     for calls in CALLS:

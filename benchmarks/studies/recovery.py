@@ -59,9 +59,9 @@ def main() -> None:
     parser.add_argument("--commit", help="of the code that made the run, unless this one")
     add_json(parser)
     options = parser.parse_args()
-    told = json.loads((options.run / "compare.json").read_text(encoding="utf-8"))
+    comparison = json.loads((options.run / "compare.json").read_text(encoding="utf-8"))
     found: dict[str, Any] = {}
-    for arm, about in told["cells"][0]["arms"].items():
+    for arm, about in comparison["cells"][0]["arms"].items():
         files = [run_folder(options.run, arm, seed) / PLAIN / "trajectories-t1.jsonl" for seed in about["seeds"]]
         found[arm] = counted(rollout for file in files for rollout in jsonl.read(file))
     found["table"] = table(found)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""CPU time of sampling one id for every row of a batch, against the bare kernels and against transformers' way.
+"""CPU time of sampling a batch's ids, against bare kernels and transformers.
 
     python benchmarks/studies/sampling.py [--rounds 7]
 

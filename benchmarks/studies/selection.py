@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What each selection of rollouts costs, and how many groups it gives an update to learn from.
+"""Cost of each selection of rollouts, and its groups with a gradient.
 
     retcon sft quickstart/cold_start --out COLD
     python benchmarks/studies/selection.py COLD [--steps 20] [--tasks 600] [--json FILE]
@@ -7,7 +7,7 @@
 Trains the quickstart's baseline from the cold start, once for each selection, for the same number of steps; per step:
 rollouts made and trained on, groups trained on whose rewards differ, tokens sampled, CPU seconds (rollouts with their
 tools, and update); then the share of rollouts that are right in the last five steps, which is about the tasks that the
-selection drew and no evaluation. The pass rates are measured by the cold start, which is told apart.
+selection drew and no evaluation. The pass rates are measured by the cold start, counted separately.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The engine in somebody else's program, with two threads, on a busy machine: what waiting for each other costs.
+"""Cost of spinning threads on a busy machine, engine as a library.
 
     python benchmarks/studies/spinning.py [--rounds 3] [--busy 2]
 

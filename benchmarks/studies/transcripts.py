@@ -164,8 +164,8 @@ def counted(
     """A row for each file, as a table of texts."""
     head = ["", "transcripts", "calls", "failed", "shallow", "deep", "turns taken out", "bytes saved"]
     of_files = [(path, one) for name, own in sources.items() for path, one in zip(own, counts[name], strict=True)]
-    rows = [[name_of(path), *map(said, figures(one))] for path, one in of_files]
-    return {"head": head, "rows": [*rows, ["all", *map(said, figures(whole))]]}
+    rows = [[name_of(path), *map(formatted, figures(one))] for path, one in of_files]
+    return {"head": head, "rows": [*rows, ["all", *map(formatted, figures(whole))]]}
 
 
 def by_reason(became: Mapping[str, Counter[str]]) -> dict[str, object]:
@@ -228,7 +228,7 @@ def pairs(counter: Mapping[str, int]) -> None:
 
 
 def observations(paths: Sequence[Path]) -> Counter[str]:
-    """How many messages of MINT's begin with "Observation:", and how many of them are no output of a program."""
+    """Count MINT's "Observation:" messages by whether they are program output."""
     counter: Counter[str] = Counter()
     for path in paths:
         for record in open_source(path).records:
@@ -242,7 +242,7 @@ def observations(paths: Sequence[Path]) -> Counter[str]:
 
 
 def failures(path: Path) -> Counter[str]:
-    """What the outputs of MathCoder's failed calls are, and what speaks for and against counting them."""
+    """Count MathCoder's failed calls by output and by signs of failure."""
     counter: Counter[str] = Counter()
     for trajectory in trajectories(path):
         seen: set[tuple[str, str]] = set()
@@ -335,7 +335,7 @@ def read_verdicts(path: Path) -> Iterator[Verdict]:
 
 
 def judged(path: Path, found: Iterable[Repair]) -> None:
-    """Count the verdicts of a file, by whether their repair is still made."""
+    """Count a file's verdicts by whether their repair is still made."""
     made = {repair.key: repair for repair in found}
     counts: Counter[tuple[str, str, str]] = Counter()
     for one in read_verdicts(path):
@@ -346,7 +346,7 @@ def judged(path: Path, found: Iterable[Repair]) -> None:
 
 
 class Immediate(NamedTuple):
-    """A failure whose very next call works, with nobody speaking in between. reason: what became of it."""
+    """A failure whose very next call works, with no message in between. reason: its outcome."""
 
     source: str
     turn: int
@@ -394,7 +394,7 @@ def name_of(path: Path) -> str:
     return re.sub(r"(?:\.full)?\.jsonl(?:\.gz)?$", "", path.name)
 
 
-def said(figure: object) -> str:
+def formatted(figure: object) -> str:
     return f"{figure:,}" if isinstance(figure, int) else str(figure)
 
 
@@ -492,9 +492,9 @@ def by_source(sources: Mapping[str, Sequence[Path]], offline: Offline) -> dict[s
         judged = [sum(n for (of, v), n in repaired.items() if name in (of, "all") and v == k) for k in VERDICTS]
         numbers = (len(counts), refused, whole.transcripts, whole.unread, whole.calls, whole.failed)
         rows.append([
-            str(at[0]).partition("@")[0] if at else name, *map(said, numbers),
+            str(at[0]).partition("@")[0] if at else name, *map(formatted, numbers),
             f"{failures} of {f_read}" if f_read else "", f"{worked} of {w_read}" if w_read else "",
-            said(whole.shallow + whole.deep), ", ".join(map(str, judged)) if any(judged) else "",
+            formatted(whole.shallow + whole.deep), ", ".join(map(str, judged)) if any(judged) else "",
         ])  # fmt: skip
     return {"head": head, "rows": rows}
 

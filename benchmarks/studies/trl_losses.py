@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Runs of TRL's own GRPOTrainer with and without SAAR, and at each of its losses ours on the same rollouts.
+"""TRL's GRPOTrainer with and without SAAR, its losses checked against ours.
 
     make .venv-trl/.ready                                            # TRL, in an environment of its own
     .venv/bin/retcon sft quickstart/cold_start --out runs/start

@@ -33,7 +33,7 @@ SIZES = {"mini": {"layers": 2, "width": 128}, "small": {"layers": 4, "width": 25
 
 
 class Version:
-    """A process that has the engine of one tree, and runs the workload when told."""
+    """Process with one tree's engine, which runs the workload on request."""
 
     def __init__(self, tree: Path, options: argparse.Namespace) -> None:
         self.tree = tree
@@ -41,9 +41,9 @@ class Version:
         child = [sys.executable, __file__, str(tree), "--serve", *chosen]
         env = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        self.told()
+        self.receive()
 
-    def told(self) -> Any:
+    def receive(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -54,7 +54,7 @@ class Version:
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
-        return self.told()
+        return self.receive()
 
 
 def serve(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""A harness of one's own: it prompts, runs the model's programs itself, shows what they printed, and asks again.
+"""Example harness: prompts, runs the model's programs, and shows their output.
 
 How to train through it: recipe.toml. Any OpenAI client would do in place of aiohttp.
 """
@@ -25,7 +25,7 @@ TURNS = 6
 
 
 class Harness:
-    """Its sandbox is opened by the first rollout of an event loop, to which it belongs, and ends with the process."""
+    """Harness with one sandbox per event loop, opened by its first rollout. The sandbox ends with the process."""
 
     def __init__(self) -> None:
         self._opening: dict[asyncio.AbstractEventLoop, asyncio.Future[SandboxPool]] = {}
@@ -43,12 +43,12 @@ class Harness:
                     return
                 messages.append(message)
                 for call in message["tool_calls"]:
-                    told = await self._called(call["function"])
-                    messages.append({"role": "tool", "tool_call_id": call["id"], **told})
+                    result = await self._called(call["function"])
+                    messages.append({"role": "tool", "tool_call_id": call["id"], **result})
 
     async def _called(self, function: dict[str, str]) -> dict[str, Any]:
-        """A call that cannot be run is the model's mistake, to be told and learnt from: what is raised here would cost
-        the rollout."""
+        """A call that cannot be run is the model's mistake, to be reported and learnt from: raising here would cost the
+        rollout."""
         try:
             code = json.loads(function["arguments"])["code"]
         except (ValueError, LookupError, TypeError):

@@ -122,7 +122,7 @@ def test_a_failure_is_reported_with_what_this_job_said_and_not_an_earlier_one(tm
     with pytest.raises(JobFailed) as told:
         run_jobs([blocked], at_once=1, board=Kills(), on_end=lambda _: None)
     assert "no such model" not in str(told.value)
-    assert str(told.value).endswith(f"{blocked.log}: it has nothing of this")
+    assert str(told.value).endswith(f"{blocked.log}: the log is empty")
     assert blocked.log.read_text() == "error: there is no such model\n"
 
 

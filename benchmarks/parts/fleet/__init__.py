@@ -1,1 +1,1 @@
-"""A discrete-event simulator of engines that serve the rollouts of one training step; see docs/models/scale.md."""
+"""Discrete-event simulator of the engines of one training step (docs/models/scale.md)."""

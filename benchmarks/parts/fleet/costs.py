@@ -21,7 +21,7 @@ class Costs:
     rows: int = 256
 
     def steps(self, count: int, rows: int, context: int) -> float:
-        """Seconds of `count` forwards that decode `rows` sequences, which hold `context` tokens before the first."""
+        """Return the seconds of `count` decoding forwards of `rows` sequences. context: tokens before the first."""
         attended = count * context + rows * count * (count - 1) / 2
         return count * (self.base + self.row * rows) + self.context * attended
 

@@ -17,7 +17,7 @@ WORKLOADS = Path(__file__).parents[2] / "workloads"
 
 
 class Turn(NamedTuple):
-    """Tokens that are sampled, tokens that are shown after them, seconds that the tool takes in between."""
+    """Sampled tokens, then the tool's seconds and the tokens shown."""
 
     sampled: int
     shown: int
@@ -87,7 +87,7 @@ def software(per_replica: int) -> Load:
 
 
 def recorded(name: str, per_replica: int, longer: int) -> Load:
-    """Rollouts of `benchmarks/workloads`, whole groups drawn with replacement, `longer` times as many tokens."""
+    """Draw whole groups from `benchmarks/workloads`, with `longer` times the tokens."""
 
     def load(replicas: int, seed: int) -> list[Job]:
         draw = random.Random(f"{name} {seed}")
@@ -113,13 +113,12 @@ def job_of(one: dict[str, Any], group: int, longer: int, limit: int) -> Job:
 
 
 def geometric(draw: random.Random, mean: float) -> int:
-    """0, 1, 2 …, as often as a trial of chance 1 / (1 + mean) fails before it succeeds."""
+    """Draw a geometric number of failures with this mean."""
     return int(math.log(1 - draw.random()) / math.log(mean / (1 + mean)))
 
 
 def split(draw: random.Random, tokens: int, calls: int, seconds: tuple[float, float, float]) -> tuple[Turn, ...]:
-    """So many tokens in `calls` + 1 turns of unequal length, a tenth of what each call's turn has being shown after
-    it."""
+    """Split tokens over `calls` + 1 unequal turns. A tenth of each call's turn is shown after it."""
     weights = [draw.expovariate(1) + 0.1 for _ in range(calls + 1)]
     turns = []
     for number, weight in enumerate(weights):

@@ -48,8 +48,8 @@ class Counts:
 
 
 class SimulatedReplica:
-    """See the module. slow: factor on all its times. `advance` to a time at which `boundary` says that the batch
-    changes, or to one at which something is told to it."""
+    """One simulated engine. slow: factor on all its times. `advance` to a time at which `boundary` says that the batch
+    changes, or at which something is to be called on it."""
 
     def __init__(self, costs: Costs, slow: float = 1.0) -> None:
         self.costs, self.slow = costs, slow
@@ -79,7 +79,7 @@ class SimulatedReplica:
         """Tokens of keys and values that calls hold."""
         return self._context + self._fed
 
-    # --- told from outside ---
+    # --- called from outside ---
 
     def submit(self, call: Call, now: float) -> None:
         self._arrivals += 1
@@ -117,7 +117,7 @@ class SimulatedReplica:
     # --- time ---
 
     def boundary(self) -> float | None:
-        """When its batch changes next if nothing is told to it; None where it is idle."""
+        """Return when its batch next changes by itself, or None if idle."""
         if not self._count:
             return None
         return self._since + self._seconds(self._count)

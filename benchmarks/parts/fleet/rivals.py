@@ -71,14 +71,14 @@ class Immediate:
         return None
 
     def least(self, now: float) -> int:
-        """The replica with the fewest calls, of those that did not fail just now."""
+        """Return the replica with the fewest calls among those without recent failures."""
         up = [n for n, until in enumerate(self._down) if until <= now] if any(u > now for u in self._down) else None
         return min(up or range(len(self.calls)), key=self.calls.__getitem__)
 
 
 class Static(Immediate):
-    """As many trajectories for each replica, shared out beforehand, groups together, as a batch is cut into parts
-    (verl 0.2, rStar2-Agent's baseline). Unlike there, no trajectory waits for the tools of others."""
+    """Fixed equal shares of trajectories by replica, groups kept together. As a batch is split in verl 0.2 and
+    rStar2-Agent's baseline; unlike there, no trajectory waits for the tools of others."""
 
     moves = False
 
@@ -98,7 +98,7 @@ class LeastRequests(Immediate):
 
 
 class Sticky(Immediate):
-    """A trajectory begins where the fewest calls are and stays there (verl's agent loop)."""
+    """Routing to the least loaded replica, kept per trajectory (verl's agent loop)."""
 
     def choose(self, id: Hashable, group: Hashable, now: float) -> int:
         home = self.homes.get(id)
@@ -180,8 +180,8 @@ class Reserving(Bounded):
 
 
 class Aimd(Bounded):
-    """A cap on trajectories under way that follows the engines' gauges, as prime-rl's (pull requests 3285, 3307 and
-    3556): from as many as fit at full length it grows with each trajectory that ends, by 20 % a turnover on empty
+    """Cap on running trajectories that follows engine gauges, as in prime-rl. Pull requests 3285, 3307 and
+    3556: from as many as fit at full length it grows with each trajectory that ends, by 20 % a turnover on empty
     engines and by nothing from 80 % of their memory on; above 80 % of the fullest it is cut to what 70 % would hold,
     above 90 % those that came last are cancelled too; after preemptions it is cut to 80 %, and by calls that queue for
     long to 90 %, of what is under way. Cancelled trajectories begin anew later."""

@@ -1,8 +1,4 @@
-"""One simulated engine whose keys and values lie in slots, as the local engine's: `retcon.engine.local.scheduler`.
-
-It asks the engine's own `Memory` for slots, of tensors without layers: classes of length, slabs and what is left unused
-between them are the engine's.
-"""
+"""Simulated engine with keys and values in slots, like the local engine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from retcon.engine.pool.policy import Action, Evict, Send
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A trajectory is cancelled, wherever it is, and begins anew when its first call is sent again."""
+    """Request to cancel a trajectory; its next first call starts it anew."""
 
     id: Hashable
 
@@ -62,7 +62,7 @@ class Outcome:
     computed nothing. decoded, lost: tokens decoded, and those of them that were thrown away and decoded again.
     prefilled, again: tokens of histories computed, and those of them that had been computed before. preempted: times
     that a replica's memory overflowed. evicted: calls given up by the policy; restarted: trajectories; failed: calls
-    that a replica's end cost. events: simulated; decisions: of them, what the policy was told, and the seconds that it
+    that a replica's end cost. events: simulated; decisions: events passed to the policy, and the seconds that it
     took for them and for what it did."""
 
     makespan: float = 0.0

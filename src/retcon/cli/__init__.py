@@ -1,1 +1,1 @@
-"""The commands, one file each, or a folder for those with several parts."""
+"""Commands of `retcon`, one module per command or group."""

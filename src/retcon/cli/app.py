@@ -1,4 +1,4 @@
-"""The `retcon` command, with its subcommands by name: each is imported when it is called."""
+"""The `retcon` command, which imports each subcommand when it is called."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "init": ("recipes:init", "Write ten problems and a commented recipe to begin with. No file is overwritten."),
     "demos": (
         "learn:demos",
-        "Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a "
+        "Write demonstrations for a cold start by the recipe's [b]demos[/] section: from a "
         "teacher, a model, annotated solutions or transcripts.",
     ),
     "sft": (
         "learn:sft",
-        "Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts.",
+        "Train on a teacher's demonstrations (a cold start) or your own transcripts.",
     ),
-    "dpo": ("learn:dpo", "Train on pairs of a failed call and its fix (direct preference optimisation)."),
+    "dpo": ("learn:dpo", "Train by direct preference optimisation on failed calls and their fixes."),
     "train": (
         "learn:train",
-        "Reinforcement learning from a checkpoint, with or without purification, in one stage or "
-        "several, as the recipe says.",
+        "Train a checkpoint by reinforcement learning, with or without purification.",
     ),
     "eval": (
         "eval:evaluate",
-        "Measure models on benchmarks or your own problems, with purification off by default.",
+        "Measure models on benchmarks or your own problems. Purification is off by default.",
     ),
     "eval-compare": (
         "eval:eval_compare",
@@ -54,21 +53,21 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "benchmarks": ("eval:benchmarks", "List the standard benchmarks that `retcon eval` knows by name."),
     "compare": (
         "experiments:compare",
-        "Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue.",
+        "Train recipes from one cold start and compare them fairly. Repeat the command to continue.",
     ),
     "reproduce": (
         "experiments:reproduce",
-        "Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue.",
+        "Reproduce a paper's tables and figures in miniature, beside its own. Repeat the command to continue.",
     ),
     "difficulty": (
         "eval:difficulty",
-        "Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard.",
+        "Measure pass rates of training tasks, by which select.pass_rates selects.",
     ),
     "audit": (
         "eval:audit",
-        "Replay failed calls of a model, repaired and not, and see which credit rule points the right way.",
+        "Replay a model's failed calls, repaired and not, to judge credit rules.",
     ),
-    "ask": ("ask:ask", "Ask a model that may run programs, and watch its turns as they come, repairs included."),
+    "ask": ("ask:ask", "Ask a model that runs programs, and watch its turns and repairs."),
     "serve-agent": (
         "serve_agent:serve_agent",
         "Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says.",
@@ -85,14 +84,14 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "show:view",
         "Look at rollouts and curves in a browser: search, compare, and see what was repaired, kept and dropped.",
     ),
-    "show": ("show:show", "List the trajectories of a run or file, or show one before and after purification."),
+    "show": ("show:show", "List a run's trajectories, or show one before and after purification."),
     "regrade": (
         "eval:regrade",
         "Score stored rollouts again, with another grader or a corrected one; the old files stay as they are.",
     ),
     "purify": (
         "transcripts:purify",
-        "Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is.",
+        "Remove failed calls that the agent fixed itself from transcripts. All else stays as it is.",
     ),
     "diff": (
         "transcripts:diff",
@@ -110,7 +109,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each imported when it is asked for."""
+    """Commands by name, each imported on access."""
 
     def __getitem__(self, name: str) -> Any:
         module, _, attribute = COMMANDS[name][0].partition(":")
@@ -129,7 +128,7 @@ class _Commands(Mapping[str, Any]):
 
 
 class LazyGroup(typer.core.TyperGroup):
-    """A group that imports a command only to call it; its help lists the lines of `COMMANDS`."""
+    """Command group with lazy imports; its help comes from `COMMANDS`."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -167,13 +166,13 @@ def options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Agentic RL for models that write and run Python, without learning from the mistakes they repair themselves."""
+    """Agentic RL for models that write, run and repair Python."""
     os.environ[DEBUG] = "1" * debug  # 0 and false of the environment are no
 
 
 def main() -> None:
-    """Runs the command. Errors that Retcon knows, and what the system says of a file, are one message and exit code 2;
-    an interrupt is exit code 130."""
+    """Run the command. Errors that Retcon knows, and the system's errors about files, become one message and exit code
+    2; an interrupt is exit code 130."""
     # Torch's threads otherwise spin while they wait for each other, which on busy cores takes several times as long. To
     # be set before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -181,7 +180,7 @@ def main() -> None:
     logging.getLogger("retcon").setLevel(logging.INFO)
     warnings.showwarning = _warn  # type: ignore[assignment]  # takes the rest as it comes
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # As standard error is: a terminal that is not in UTF-8, or a file's name that is no text, ends no command.
+        # As for standard error: neither a terminal that is not in UTF-8 nor an undecodable file name ends a command.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="retcon")
@@ -202,15 +201,15 @@ def main() -> None:
 
 
 class _Lines(logging.Handler):
-    """What Retcon logs, as plain lines; through sys.stderr, as `_warn`."""
+    """Handler that prints Retcon's log as plain lines on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)
 
 
 def _warn(message: Warning | str, *_: object) -> None:
-    """One line, without the line of source that Python would show. Through sys.stderr, which a bar on the terminal
-    redirects to above itself."""
+    """Print a warning as one line without its source. Through sys.stderr, which a progress bar redirects to above
+    itself."""
     typer.echo(f"warning: {message}", err=True)
 
 

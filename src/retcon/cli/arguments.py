@@ -1,4 +1,4 @@
-"""Arguments that several commands share."""
+"""Arguments and checks that several commands share."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def split_overrides(words: Sequence[str]) -> tuple[str | None, list[str]]:
 def check_single(flag: str, given: Sequence[Path]) -> None:
     """Check that a flag that takes one file is given once. Raises typer.BadParameter."""
     if len(given) > 1:
-        said = f"it takes one, and is given {len(given)}: {', '.join(map(str, given))}; join them into one"
-        raise typer.BadParameter(said, param_hint=flag)
+        why = f"takes one file, got {len(given)}: {', '.join(map(str, given))}; join them into one"
+        raise typer.BadParameter(why, param_hint=flag)
 
 
 def check_number(value: float | None) -> float | None:
@@ -200,7 +200,7 @@ def print_trained(final: Path, out: Path, *others: str, recipe: Sequence[str] = 
 
 @contextmanager
 def interruptible(message: str | Callable[[], str]) -> Iterator[None]:
-    """Turns Ctrl-C, and SIGTERM, inside the block into `Interrupted` with `message`, or with what it says by then."""
+    """Turn Ctrl-C and SIGTERM in the block into `Interrupted` with `message`."""
 
     def interrupt(*_: object) -> None:
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in what a script runs behind itself
@@ -250,7 +250,7 @@ def import_training() -> None:
 
 
 def ready(recipe: Recipe) -> Callable[[], None]:
-    """What to call once nothing but computing is left: imports what the recipe's engine needs here, and says so."""
+    """Return a callback that imports the engine's needs and reports it."""
 
     def load() -> None:
         if recipe.engine.in_process:
@@ -270,7 +270,7 @@ CHARS = 2000
 def load_conversation(
     model: str, tools: Sequence[str], overrides: Sequence[str], *, answer_tokens: int = ANSWER
 ) -> tuple[Recipe, Path]:
-    """Read the recipe of a conversation, with the lengths of its model, and find the model's folder.
+    """Read a conversation's recipe with its model's lengths; find the model's folder.
 
     The folder of a model behind a URL is that of model.path, whose tokenizer counts. answer_tokens: most of one message
     of a server, 0 where requests set it. Raises RecipeError, CheckpointError, MissingExtra.
@@ -320,8 +320,8 @@ TokenFile = Annotated[Path | None, typer.Option("--token-file", metavar="FILE", 
 
 def token_option(variable: str) -> Any:
     """Make the option `--token`, also read from an environment variable."""
-    said = "Bearer token (API key) to require. Other users of this machine can read a command line: prefer the file."
-    return typer.Option("--token", envvar=variable, help=said, show_default=False)
+    about = "Bearer token (API key) to require. Other users of this machine can read a command line: prefer the file."
+    return typer.Option("--token", envvar=variable, help=about, show_default=False)
 
 
 def need_serving() -> None:

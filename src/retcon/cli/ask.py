@@ -57,7 +57,7 @@ def ask(
         Path | None, typer.Option("--out", metavar="FILE", help="Add the trajectory to this file, for `retcon show`.")
     ] = None,
 ) -> None:
-    """Ask a model that may run programs, and watch its turns as they come, repairs included."""
+    """Ask a model that runs programs, and watch its turns and repairs."""
     task = Task(QUESTION, question, "", system=system)
     if rlm:
         if tool:

@@ -1,4 +1,4 @@
-"""Plan and end of `retcon compare`: recipes as arms, equal budgets, for each seed a shared start and evaluations."""
+"""Plan and results of `retcon compare`: arms, budgets, starts, evaluations."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None 
 
 
 def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
-    """Add a learning curve to each arm, and check that they can be compared.
+    """Add a learning curve to each arm; check that arms are comparable.
 
     Raises RecipeError for two equal arms, for arms measured on other problems than the first, and for keys of
     evaluations that the plan sets.
@@ -152,21 +152,21 @@ def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
 
 
 def add_curve(arm: Arm, first: Arm) -> Arm:
-    """Add evaluations during training, at the first arm's intervals, unless the recipe sets `evaluate.every`."""
+    """Add the first arm's evaluation intervals, unless `evaluate.every` is set."""
     if "every" in arm.settings.evaluate.model_fields_set:
         return arm
     return arm.changed(f"evaluate.every={max(1, first.settings.rl.steps // CURVE_POINTS)}")
 
 
 def name_arms(recipes: Sequence[str], there: Sequence[str] = ()) -> dict[str, str]:
-    """Name each recipe's arm by the shortest end of its path that differs from the others.
+    """Name each arm by the shortest distinct end of its recipe's path.
 
     there: names in an existing comparison, which its recipes keep. Raises RecipeError for a recipe given twice.
     """
     parts = {recipe: Path(recipe.removesuffix(".toml")).parts for recipe in recipes}
     if len(parts) < len(recipes):
         twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
-        raise RecipeError(f"{twice} is named twice; another variant of it is a recipe file of its own")
+        raise RecipeError(f"{twice} is given twice; another variant of it is a recipe file of its own")
     depths = range(1, max(map(len, parts.values())) + 1)
     kept = dict(zip(recipes, there, strict=False))
     if any(name not in {_end_of(parts[recipe], depth) for depth in depths} for recipe, name in kept.items()):
@@ -259,7 +259,7 @@ def _of_a_step(section: RLSection, match: Match) -> int:
 
 
 def budget_words(match: Match, folder: Path) -> list[str]:
-    """The override that ends an arm at what the baseline's run in `folder` spent. Raises RecordError."""
+    """Return the override that gives an arm the baseline's budget in `folder`. Raises RecordError."""
     key, metric = BUDGETS[match]
     file = folder / "metrics.jsonl"
     values = [value for line in read_metrics(file) if (value := line.get(metric)) is not None]
@@ -294,7 +294,7 @@ class Comparison(Experiment):
 
 
 def arms_in(out: Path) -> tuple[str, ...]:
-    """Names of the arms of the comparison in `out`, if there is one. Raises CheckpointError."""
+    """Return the arm names of the comparison in `out`, if any. Raises CheckpointError."""
     return tuple(read_record(out / FILE).arms)
 
 
@@ -422,7 +422,7 @@ def print_comparison(
 
 
 def next_commands(plan: Comparison, options: CompareOptions, words: list[str]) -> list[str]:
-    """Commands to look at the runs, then with more seeds or another match. words: the command."""
+    """Return commands to inspect the runs, add seeds or change the match. words: the command."""
     out, seed = plan.out, plan.seeds[0]
     lines = [
         command_line("retcon", "report", *(run_folder(out, arm.name, seed) for arm in plan.arms)),

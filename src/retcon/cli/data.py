@@ -1,4 +1,4 @@
-"""`retcon data`: what is in a file of tasks, before anything is trained on it; `export` is in a file of its own."""
+"""The `retcon data` commands, which inspect and export tasks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def check(
 
 
 def settings_of(**values: object) -> FileTaskSettings:
-    """Those of tasks that flags name. Raises RecipeError, which names the flag."""
+    """Return the settings of tasks that flags name. Raises RecipeError, which names the flag."""
     from pydantic import ValidationError
 
     from retcon.core.errors import RecipeError
@@ -88,14 +88,14 @@ def settings_of(**values: object) -> FileTaskSettings:
     try:
         return FileTaskSettings.model_validate({"evaluation_share": 0, **values})
     except ValidationError as error:
-        said = error.errors()[0]
+        first = error.errors()[0]
         raise RecipeError(
-            f"--{FLAGS.get(said['loc'][0], said['loc'][0])}: {said['msg'].removeprefix('Value error, ')}"
+            f"--{FLAGS.get(first['loc'][0], first['loc'][0])}: {first['msg'].removeprefix('Value error, ')}"
         ) from None
 
 
 def columns_of(given: Sequence[str]) -> dict[str, str]:
-    """Of `--column`, FIELD=COLUMN."""
+    """Parse `--column` words, FIELD=COLUMN."""
     columns: dict[str, str] = {}
     for one in given:
         name, equals, mapped = one.partition("=")
@@ -126,18 +126,18 @@ def _show(console: Console, report: Report) -> None:
     if report.unreadable:
         console.print(Text("answers that no grader can read", "bold red"))
         for where, answer, why in report.unreadable[:PLACES]:
-            said = f"{_cut(answer, 30)!r}: " if answer else ""
-            console.print(Text(f"  {_short(report, where)}: {said}{why}"))
+            shown = f"{_cut(answer, 30)!r}: " if answer else ""
+            console.print(Text(f"  {_short(report, where)}: {shown}{why}"))
     for why in report.unready.values():
         console.print(Text(why, "bold red"))
     for name, needed in report.unset.items():
         keys = ", ".join(f"{key} = …" for key in needed)
-        said = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
-        console.print(Text(said, "yellow"))
+        note = f"the grader {name} needs settings: task.graders = {{ {name} = {{ {keys} }} }}"
+        console.print(Text(note, "yellow"))
     if report.in_words:
         meant = "code" if report.tested else "exact"
-        said = f"answers in words, which math takes for products of letters: is --grader {meant} meant?"
-        console.print(Text(said, "yellow"))
+        note = f"answers in words, which math takes for products of letters: is --grader {meant} meant?"
+        console.print(Text(note, "yellow"))
         for where, answer in report.in_words[:PLACES]:
             console.print(Text(f"  {_short(report, where)}: {_cut(answer, 60)}"))
     if report.ambiguous:
@@ -267,7 +267,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write tasks for verl's trainer, in the order in which `retcon train` with that seed would draw them."""
+    """Write tasks for verl's trainer in the order of `retcon train`."""
     from retcon.build import build_tasks
     from retcon.cli.arguments import plain_console
     from retcon.config.load import load_recipe
@@ -322,18 +322,18 @@ def export(
 
 
 def _tasks_of(recipe: Recipe) -> tuple[object, ...]:
-    """What says which rows are written to be trained on."""
+    """The parts of a recipe that determine which rows are written to train on."""
     select = recipe.select
     return _of_any_length(recipe.task), select.pass_rates, select.min_pass_rate, select.max_pass_rate
 
 
 def _of_any_length(task: TaskSection) -> TaskSection:
-    """verl leaves long prompts out itself, by its own limit and tokenizer."""
+    """The section without a length limit, as verl drops long prompts itself."""
     return task.model_copy(update={"max_prompt_tokens": 0}) if task.kind == "file" else task
 
 
 def _refuse_of_files(options: Mapping[str, object]) -> None:
-    """Raises RecipeError for an option that says something of files, where a recipe does."""
+    """Raise RecipeError for an option about files where a recipe sets them."""
     from retcon.core.errors import RecipeError
 
     keys = {"--share": "evaluation_share", "--column": "columns"}
@@ -343,7 +343,7 @@ def _refuse_of_files(options: Mapping[str, object]) -> None:
 
 
 def _refuse_input(verl: Path, settings: object) -> None:
-    """Raises RecordError where the output is a file that the tasks are read from."""
+    """Raise RecordError where the output is one of the input files."""
     from retcon.store.whole import OutputFile, check_outputs
     from retcon.tasks.data.settings import FileTaskSettings
 
@@ -354,7 +354,7 @@ def _refuse_input(verl: Path, settings: object) -> None:
 def _drawn(
     tasks: TaskSet, evaluation: bool, count: int | None, seed: int, select: SelectSection | None, unrated: list[str]
 ) -> Iterator[Task]:
-    """unrated: gets the ids of tasks that have no pass rate, where the recipe goes by such."""
+    """Tasks in order. unrated: gets the ids of tasks without a pass rate, where the recipe selects by rates."""
     from retcon.core.errors import RecipeError
     from retcon.tasks.data.tasks import DataTasks
     from retcon.tasks.registry import training_prompts
@@ -377,8 +377,8 @@ def _drawn(
 
 
 def _rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | None) -> Iterator[Task]:
-    """Those within the recipe's bounds of pass rates, all where it has none. unrated: gets those without a rate; None
-    of a set without an end, where such a task is refused."""
+    """Tasks within the recipe's bounds of pass rates, if any. unrated: gets those without a rate; None for an endless
+    set, where such a task is refused."""
     from retcon.core.errors import RecipeError
     from retcon.select.filters import within
     from retcon.train.prompts import measured_of, refuse_idle_bounds

@@ -1,4 +1,4 @@
-"""Demonstrations on demand: written once, with a note of what made them and what became of the candidates."""
+"""Demonstrations on demand, written once, with a note of recipe and candidates."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ TOKENS = {"vocabulary", "thinking", "chat_template_kwargs"}
 
 
 def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, command: str) -> None:
-    """Raises RecipeError where a file that the user names is not there, is not begun, and the recipe has no [demos] to
-    say what it is to be made of: a typing error would be learnt from as the default's number game. overrides: those of
-    the recipe. command: makes it. Raises CheckpointError as `begun`."""
+    """Raise RecipeError for a missing file if [demos] is not set. Else a mistyped name would train on the default's
+    number game. A file that is begun passes. overrides: those of the recipe. command: makes the file. Raises
+    CheckpointError as `begun`."""
     from retcon.train.demos.making import begun
 
     if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
@@ -47,9 +47,9 @@ def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, c
 def ensure_demonstrations(
     recipe: Recipe, file: Path, tell: OnProgress, on_place: OnPlace | None = None
 ) -> Summary | None:
-    """Writes `file` unless it is there, and says what became of the candidates, None where that is not known. A file
+    """Write `file` unless it exists; return the summary of its candidates if known. A file
     without a note beside it is the user's own and is taken as it is. Lengths that the recipe leaves open are as in
-    training (`resolve_lengths`); transcripts, which nobody rolls out, may be as long as the model's context.
+    training (`resolve_lengths`); transcripts, which are not rolled out, may be as long as the model's context.
 
     Raises CheckpointError where the note says that another recipe made the file, or that it was made for a model with
     other tokens, StorageError where nothing can be written, and what `write_demonstrations` raises.
@@ -59,7 +59,7 @@ def ensure_demonstrations(
         made = _already(file, note, recipe)
         from retcon.train.demos.making import clear
 
-        if made is not None:  # a file of one's own may have come to stand beside what is begun
+        if made is not None:  # the user may have put a file beside the begun one
             clear(file)
         return made
     refuse_special(file)
@@ -94,12 +94,12 @@ def _open_keys(recipe: Recipe) -> list[str]:
 
 
 def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
-    """What a file's demonstrations depend on."""
+    """Settings that a file's demonstrations depend on."""
     from retcon.train.datasets.demonstrations import vocabulary_of
 
     about = relevant(recipe, "demonstrations")
-    told = {key: getattr(recipe.model, key) for key in ("thinking", "chat_template_kwargs")}
-    tokens = {"vocabulary": vocabulary_of(tokenizer), **told}
+    prompting = {key: getattr(recipe.model, key) for key in ("thinking", "chat_template_kwargs")}
+    tokens = {"vocabulary": vocabulary_of(tokenizer), **prompting}
     return {**about, "model": {**about["model"], **tokens}}
 
 
@@ -109,22 +109,22 @@ def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     from retcon.train.demos.making import Summary
 
     try:
-        told = msgspec.json.decode(note.read_bytes(), type=dict[str, dict[str, Any]])
-        made = Summary.of_dict(told[MADE]) if MADE in told else None
+        noted = msgspec.json.decode(note.read_bytes(), type=dict[str, dict[str, Any]])
+        made = Summary.of_dict(noted[MADE]) if MADE in noted else None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, LookupError) as error:
         raise CheckpointError(f"{note} is broken ({error!r}): remove it and {file}, or name another") from error
     left_open = _open_keys(recipe)
-    # A note of before a section was there says nothing about it, one of before TOKENS nothing about these.
+    # Earlier versions' notes lack newer sections and TOKENS: only what they hold is compared.
     known = {
         name: {
-            key: told[name].get(key, value) if f"{name}.{key}" in left_open else value
+            key: noted[name].get(key, value) if f"{name}.{key}" in left_open else value
             for key, value in values.items()
-            if key in told[name] or key not in TOKENS
+            if key in noted[name] or key not in TOKENS
         }
         for name, values in _about(recipe, load_tokenizer(model_folder(recipe.model.path))).items()
-        if name in told
+        if name in noted
     }
-    changed = list(differing(as_now(told, recipe, known), known))
+    changed = list(differing(as_now(noted, recipe, known), known))
     if changed:
         raise CheckpointError(
             f"{file}: another recipe wrote it ({'; '.join(changed)}; see {note.name}): remove both, or name another"

@@ -1,4 +1,4 @@
-"""`retcon doctor`: what this machine has, and what it lacks."""
+"""The `retcon doctor` command: what this machine has and lacks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from retcon.sandbox.doctor import Probe
 
 DEVELOPERS = "dev"
-"""The extra that nobody lacks but who works on Retcon itself."""
+"""The extra that only developers of Retcon need."""
 NEEDED_GB = 4.0  # memory of the quickstart, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """cores: that this process may use. memory_gb, disk_gb: available (GiB), None where unknown. threads: torch's, of a
-    recipe that does not say how many."""
+    """Resources of this machine. cores: usable by this process. memory_gb, disk_gb: available (GiB), None where
+    unknown. threads: torch's default."""
 
     cores: int
     memory_gb: float | None
@@ -38,8 +38,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """packages: by extra, those without which nothing works under the empty name. versions: None where one is absent.
-    advice: what to do, empty where all is well."""
+    """Findings of `retcon doctor`. packages: by extra; required ones under "". versions: None for absent packages.
+    advice: what to do, if anything."""
 
     retcon: str
     packages: dict[str, tuple[str, ...]]
@@ -64,7 +64,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def diagnose() -> Diagnosis:
-    """Looks at everything; starts one sandbox worker, imports no extra."""
+    """Examine the machine; starts one sandbox worker, imports no extra."""
     from retcon import __version__
     from retcon.sandbox.doctor import advice as sandbox_advice
     from retcon.sandbox.doctor import look, probe

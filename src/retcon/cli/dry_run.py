@@ -1,4 +1,4 @@
-"""`--dry-run`: what a command will load and compute, what memory and time it takes, and what cannot fit."""
+"""Plans for `--dry-run`: loads, costs, and settings that cannot fit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ SHARED = 1.3
 def plan_rl(
     recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None, settled: Settled | None = None
 ) -> None:
-    """Prints the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts. gpus: on
-    which verl would train; of those, and of a model that is not here, by formula."""
+    """Print the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts. gpus: GPUs
+    of verl; for those, and for models that are not here, costs are by formula."""
     if gpus or is_unfetched(str(name)):
         _plan_unfetched(recipe, str(name), out, gpus)
         return
@@ -124,7 +124,7 @@ def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -
 
 
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
-    """Prints the plan of `retcon sft` on a file that is there. Raises what the training would before it starts."""
+    """Print the plan of `retcon sft` on an existing file. Raises what the training would before it starts."""
     from retcon.train.datasets.demonstrations import read_samples
     from retcon.train.sft import to_sample
 
@@ -142,7 +142,7 @@ def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
 
 
 def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon dpo`."""
+    """Print the plan of `retcon dpo`."""
     from retcon.train.datasets.preferences import read_preferences
 
     read = read_preferences(
@@ -153,7 +153,7 @@ def plan_dpo(recipe: Recipe, pairs: Path, folder: Path, out: Path) -> None:
 
 
 def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
-    """Prints the plan of `retcon eval`, or that it is over. Raises what the evaluation itself would before it
+    """Print the plan of `retcon eval`, or that it is finished. Raises what the evaluation itself would before it
     starts."""
     recipe.task.check_rollouts(with_evaluation_repair(recipe))
     tasks = build_tasks(recipe, folder)
@@ -229,13 +229,13 @@ def _head(
 
 
 def _derived(show: Console, derived: Iterable[Derived | str]) -> None:
-    """The lengths that the recipe leaves open, as the model and the tasks have them."""
+    """Print the lengths that the recipe leaves open, as model and tasks set them."""
     for one in derived:
         show.print(Text.assemble(("derived: ", "bold"), str(one)))
 
 
 def _counted(tasks: TaskSet) -> str:
-    """How many, where the set knows: a family may be endless."""
+    """Number of tasks, if known: a family may be endless."""
     identity = getattr(tasks, "identity", None)
     if not identity:
         return ""
@@ -259,7 +259,7 @@ def _memory(show: Console, needs: Needs, room: int | None = None) -> None:
 
 
 def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, problems: int) -> float:
-    """Seconds of the evaluations on the way in a stage, as if their rollouts were those of training."""
+    """Seconds of the evaluations in a stage, timed as training rollouts."""
     section = recipe.evaluate
     steps = range(stage.before + 1, stage.last + 1) if section.every else ()
     count = sum(step % section.every == 0 or step == recipe.rl.steps for step in steps)
@@ -273,7 +273,7 @@ def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, 
 
 
 def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -> float:
-    """Seconds of all steps, with what is done besides them."""
+    """Seconds of all steps and of what is done besides them."""
     if measured.rollout_seconds is not None:
         most = "" if measured.whole else " at most, if every rollout used up rollout.max_tokens"
         show.print(

@@ -1,4 +1,4 @@
-"""`retcon eval`."""
+"""The commands that evaluate: `eval`, `eval-compare`, `benchmarks`, `difficulty`, `audit` and `regrade`."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def evaluate(
     out: Out = Path("runs/eval"),
     dry_run: DryRun = False,
 ) -> None:
-    """Measure models on benchmarks or your own problems, with purification off by default."""
+    """Measure models on benchmarks or your own problems. Purification is off by default."""
     from retcon.models.locating import locate
 
     files = _benchmark_files(benchmark_file or [])
@@ -167,7 +167,7 @@ def evaluate(
         need_training()
     if inspect and find_spec("inspect_ai") is None:
         raise MissingExtra(f"--inspect needs the inspect_ai package: {how_to_install('inspect')}")
-    if len(jobs) > 1:  # what is wrong with one is said before another is measured
+    if len(jobs) > 1:  # a fault in one is reported before another is measured
         for recipe in {job.benchmark: job.recipe for job in jobs}.values():
             recipe.task.build()
     for job in jobs:
@@ -197,7 +197,7 @@ def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool)
 
 
 def _measure(job: Measurement, dry_run: bool) -> None:
-    """Run one evaluation, or plan it, and print what came out."""
+    """Run or plan one evaluation, and print its results."""
     if dry_run:
         from retcon.cli.dry_run import plan_evaluation
 
@@ -223,8 +223,8 @@ def _measure(job: Measurement, dry_run: bool) -> None:
     console, result = plain_console(), read_result(path)
     console.print(result_title(result), style="bold", soft_wrap=True)
     console.print(result_table(result), soft_wrap=False)
-    if said := describe_cut_off(result):
-        console.print(said, style="yellow")
+    if warning := describe_cut_off(result):
+        console.print(warning, style="yellow")
     rollouts = job.out / f"trajectories-{next(iter(settings_of(job.recipe)))}.jsonl"
     console.print(f"result: {path}\ntry: {command_line('retcon', 'show', rollouts)}")
 
@@ -285,7 +285,7 @@ def eval_compare(
 
 @dataclass(frozen=True, slots=True)
 class EvalWords:
-    """What the words after an evaluation's first model name."""
+    """Words after an evaluation's first model, sorted."""
 
     benchmarks: tuple[str, ...]
     models: tuple[str, ...]
@@ -294,7 +294,7 @@ class EvalWords:
 
 
 def sort_words(words: Sequence[str]) -> EvalWords:
-    """Tell benchmarks, models, a recipe and `key=value` apart. Raises RecipeError for a word that is none of them."""
+    """Sort words into benchmarks, models, recipe and overrides. Raises RecipeError for any other word."""
     from retcon.config.load import find_recipe, shipped_recipes
     from retcon.models.locating import BASE, PACKAGED, is_hub_name
     from retcon.tasks.benchmarks import BENCHMARKS
@@ -330,7 +330,7 @@ def sort_words(words: Sequence[str]) -> EvalWords:
 
 
 def _benchmark_files(given: Sequence[str]) -> dict[str, str]:
-    """Name to file, of `--benchmark-file`. Raises RecipeError."""
+    """Name to file, from `--benchmark-file`. Raises RecipeError."""
     from retcon.tasks.benchmarks import BENCHMARKS
 
     found: dict[str, str] = {}
@@ -344,7 +344,7 @@ def _benchmark_files(given: Sequence[str]) -> dict[str, str]:
 
 
 def _of_benchmark(name: str, file: str) -> list[str]:
-    """Changes to a recipe that evaluate it on a benchmark's every problem."""
+    """Overrides that evaluate a recipe on all problems of a benchmark."""
     from retcon.config.load import toml_of
     from retcon.tasks.registry import EVERY
 
@@ -357,7 +357,7 @@ def _of_benchmark(name: str, file: str) -> list[str]:
 
 
 def _of_options(settings: str, mode: str, limit: int | None, named: bool) -> list[str]:
-    """Changes to a recipe by --settings, --tools and --limit. named: of a benchmark."""
+    """Overrides for --settings, --tools and --limit. named: on a benchmark."""
     given = ["evaluate.sampling=rollout"] if settings or named else []
     given += [key if "." in key.partition("=")[0] else f"rollout.{key}" for key in SETTINGS.get(settings, ())]
     given += ["rollout.tools=[]"] if mode == "off" else []
@@ -402,9 +402,9 @@ SAMPLES = 4
 
 
 def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
-    """What `--data` changes in a recipe: all rows of these files are evaluated on, unless it or an override says how
-    many. What it says of its own data alone goes: which rows of them, and of a data set of the hub its subset and
-    revision, unless what is named is what it trains or evaluates on."""
+    """Overrides for `--data`: all rows of these files are evaluated on, unless a number is given. Keys about the
+    recipe's own data are reset: which rows, and for a hub's data set subset and revision, unless the same data are
+    named."""
     from retcon.config.load import load_recipe, toml_of
     from retcon.tasks.data.rows import origin_of
     from retcon.tasks.registry import EVERY
@@ -458,7 +458,7 @@ def difficulty(
         Path, typer.Option("--out", metavar="FILE", help="File that rates are added to as they are measured.")
     ] = Path("runs/pass_rates.jsonl"),
 ) -> None:
-    """Measure pass rates of training tasks, for select.pass_rates to leave out those too easy or too hard."""
+    """Measure pass rates of training tasks, by which select.pass_rates selects."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.config.schema import find_stage
@@ -518,7 +518,7 @@ def difficulty(
 
 
 def _only_measures(recipe: Recipe) -> bool:
-    """Whether its engine gives nothing to train on, such as a server of text."""
+    """Whether the engine cannot be trained, such as a server of text."""
     try:
         recipe.engine.check_training(recipe)
     except RecipeError:
@@ -527,8 +527,7 @@ def _only_measures(recipe: Recipe) -> bool:
 
 
 def _with_stage(stage: Stage, out: Path) -> str:
-    """What to do with a stage's rates. A run that has begun goes on with the file that its recipe names and no
-    other."""
+    """Advice on using a stage's rates. A run that has begun keeps the file that its recipe names."""
     wanted = stage.recipe.select.pass_rates
     if wanted and Path(wanted).resolve() == out.resolve():
         return f"the run's own command again: {stage} looks there"
@@ -542,7 +541,7 @@ def _with_stage(stage: Stage, out: Path) -> str:
 
 
 def _table_of_difficulty(measured: Sequence[PassRate]) -> Table:
-    """How many tasks have which rate."""
+    """Table of the number of tasks by rate."""
     from rich import box
     from rich.table import Table
 
@@ -578,7 +577,7 @@ def audit(
     replays: Annotated[int, typer.Option("--replays", min=1, help="Replays of each counterfactual.")] = 16,
     out: Out = Path("runs/audit"),
 ) -> None:
-    """Replay failed calls of a model, repaired and not, and see which credit rule points the right way."""
+    """Replay a model's failed calls, repaired and not, to judge credit rules."""
     from retcon.build import build_limits
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
@@ -673,14 +672,14 @@ def regrade(
 
 
 def _stem(file: Path) -> str:
-    """A file's name but for what every such file's ends with: those of one folder get folders of their own."""
+    """A file's name without its common endings, so that files of one folder get folders of their own."""
     from retcon.store.compression import plain_name
 
     return plain_name(file.name).removesuffix(".jsonl")
 
 
 def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
-    """`grader.key=value` as settings by grader. Raises RecipeError for what is none."""
+    """`grader.key=value` words as settings by grader. Raises RecipeError for other words."""
     options: dict[str, dict[str, object]] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -697,7 +696,7 @@ def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
 
 
 def _table_of_regrades(done: Sequence[Regraded]) -> Table:
-    """Old against new, the steps of a run together."""
+    """Table of old against new rewards, a run's steps together."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""Commands that train and compare several arms: `retcon quickstart`, `retcon compare`, `retcon reproduce`."""
+"""The commands that train several arms: `quickstart`, `compare`, `reproduce`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def compare(
     ] = 0.1,
     jobs: Jobs = None,
 ) -> None:
-    """Train recipes from one cold start, seed by seed, and compare them fairly. Repeat the command to continue."""
+    """Train recipes from one cold start and compare them fairly. Repeat the command to continue."""
     need_training()
     from retcon.cli.compare import CompareOptions, arms_in, make_plan, print_comparison, read_arms
     from retcon.report.plots import need_matplotlib
@@ -200,7 +200,7 @@ def reproduce(
     cold: ColdStart = None,
     jobs: Jobs = None,
 ) -> None:  # fmt: skip
-    """Run a paper's tables and figures in miniature, each beside the paper's own. Repeat the command to continue."""
+    """Reproduce a paper's tables and figures in miniature, beside its own. Repeat the command to continue."""
     need_training()
     from retcon.cli import reproduce as module
     from retcon.cli.compare import CompareOptions

@@ -1,7 +1,7 @@
-"""Several Retcon commands at once, each a process, with live progress; Ctrl-C ends them all.
+"""Parallel Retcon commands with live progress; Ctrl-C ends them all.
 
-A job that was ended goes on where it was when it is started again: that is the commands' own doing. So is what they do
-at Ctrl-C, which may take its time: a training finishes its step and keeps it.
+The commands themselves resume after an interrupt, and handle Ctrl-C, which may take time: a training finishes its step
+and keeps it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _LIBC = ctypes.CDLL(None)  # loaded here, not between fork and exec
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One command. words: after `retcon`. threads: torch's and BLAS's. log: gets what the command prints. needs: names
-    of jobs that must be over first. late: further words, known only then. shows: trajectories that it writes on its
-    way, of which the shortest repaired one is shown."""
+    """One command. words: after `retcon`. threads: torch's and BLAS's. log: file for its output. needs: jobs that must
+    finish first. late: further words, known only then. shows: trajectories that it writes meanwhile, of which the
+    shortest repaired one is shown."""
 
     name: str
     words: tuple[str, ...]
@@ -60,41 +60,41 @@ class Job:
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of the command that ended last, its children included; 0 where it was killed."""
+        """CPU seconds of the command's last run, children included; 0 where it was killed."""
         with contextlib.suppress(OSError, ValueError):
             return float(cost_file(self.progress).read_text(encoding="ascii"))
         return 0.0
 
 
 class Board(Protocol):
-    """Where jobs are shown."""
+    """Display of jobs."""
 
     def started(self, job: Job) -> None: ...
 
     def moved(self, job: Job, label: str, done: int, total: int) -> None: ...
 
     def ending(self, job: Job) -> None:
-        """It was asked to end, and may first finish and keep what it is at; one more Ctrl-C ends it at once."""
+        """Show that the job is ending, and that Ctrl-C hurries it."""
         ...
 
     def ended(self, job: Job) -> None: ...
 
     def show(self, job: Job, trajectory: Trajectory) -> None:
-        """Its model has just made this."""
+        """Show a trajectory that the job's model has just made."""
         ...
 
 
 class JobFailed(RetconError):
-    """A job ended with an error: names it, its log, and the log's end."""
+    """A job failed: the message names it, its log, and the log's end."""
 
 
 def run_jobs(jobs: Sequence[Job], *, at_once: int, board: Board, on_end: Callable[[Job], None]) -> None:
-    """Runs jobs, `at_once` at a time: whenever there is a place, the first of those left that need nothing that is to
-    come. A need that is not among these jobs is over already. on_end: after each success.
+    """Run jobs, `at_once` at a time. Each free place takes the first job whose needs are met; needs outside these jobs
+    count as met. on_end: called after each success.
 
     The first failure ends all the others and raises JobFailed; Ctrl-C ends all and raises KeyboardInterrupt. Both let
-    them finish what they must, for ten minutes at most; Ctrl-C during that does not. No process is left. Raises
-    ValueError for jobs that wait for each other.
+    jobs finish what they must, for ten minutes at most; a second Ctrl-C does not. No process is left. Raises ValueError
+    for jobs that wait for each other.
     """
     try:
         asyncio.run(_run_jobs(jobs, at_once, board, on_end))
@@ -192,13 +192,13 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
                 await _end(process, hurry)
     if process.returncode:
         kept = "what is done is kept: once this is put right, the same command continues"
-        said = f":\n{tail}" if (tail := _tail(job.log, begin)) else ": it has nothing of this"
-        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}{said}")
+        end = f":\n{tail}" if (tail := _tail(job.log, begin)) else ": the log is empty"
+        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}{end}")
     board.ended(job)
 
 
 def _how(code: int) -> str:
-    """What became of a process that failed. code: as Python has it, below 0 where a signal ended it."""
+    """Description of a process's failure. code: Python's, below 0 for a signal."""
     if code > 0:
         return f"failed with exit code {code}"
     hint = ", as the system does where memory runs out (--jobs says how many run at once)" * (code == -signal.SIGKILL)
@@ -217,8 +217,8 @@ def _environment(outer: Mapping[str, str], job: Job) -> dict[str, str]:
 
 
 def _prepare() -> None:
-    """In the child: obey our SIGINT, also where it is ignored around us (nohup); end when the parent ends, however it
-    does (Linux), lest a second trainer comes to its folder."""
+    """In the child: obey our SIGINT, also where it is ignored around us (nohup), and end with the parent (Linux), so
+    that no second trainer works in its folder."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":
         _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # at SIGTERM it would finish its step
@@ -226,15 +226,15 @@ def _prepare() -> None:
 
 def _report(job: Job, board: Board) -> None:
     try:
-        told = json.loads(job.progress.read_bytes())
-    except (OSError, ValueError):  # nothing told yet
+        report = json.loads(job.progress.read_bytes())
+    except (OSError, ValueError):  # nothing reported yet
         return
-    board.moved(job, told["label"], told["done"], told["total"])
+    board.moved(job, report["label"], report["done"], report["total"])
 
 
 async def _end(process: asyncio.subprocess.Process, hurry: asyncio.Event) -> None:
-    """Wait for a process that was told SIGINT; where that takes too long, or `hurry` is set, tell it again, as the
-    second Ctrl-C that ends a training within its step, and then the hard way."""
+    """Wait for a process that got SIGINT. If that takes too long, or `hurry` is set, repeat SIGINT, which ends a
+    training within its step, and then kill it."""
     ended, hurried = asyncio.create_task(process.wait()), asyncio.create_task(hurry.wait())
     await asyncio.wait({ended, hurried}, timeout=PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     hurried.cancel()
@@ -245,13 +245,13 @@ async def _end(process: asyncio.subprocess.Process, hurry: asyncio.Event) -> Non
 
 
 def _send(process: asyncio.subprocess.Process, signal_number: signal.Signals) -> None:
-    """To the process and what it started in its group."""
+    """Signal the process and its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal_number)
 
 
 def _tail(path: Path, begin: int) -> str:
-    """begin: bytes of earlier sessions."""
+    """The log's last lines. begin: bytes of earlier sessions."""
     with path.open("rb") as file:
         file.seek(begin)
         lines = file.read().decode("utf-8", errors="replace").splitlines()
@@ -260,8 +260,8 @@ def _tail(path: Path, begin: int) -> str:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a job that runs has come. began: when it was started. first, since: of what it is at (`label`), how far
-    it was when that was first heard of, and when; done, total, heard: how far it is, of how much, and since when."""
+    """Progress of a running job. began: its start. first, since: the count and time at which the current `label` was
+    first seen; done, total, heard: the latest count, its total, and its time."""
 
     began: float
     label: str = ""
@@ -272,7 +272,7 @@ class _Progress:
     heard: float = 0.0
 
     def left(self, now: float) -> float | None:
-        """Seconds until it is through with what it is at; None where it has not been seen to move."""
+        """Seconds until the current label is done; None before it moves."""
         if self.done <= self.first:
             return None
         pace = (self.heard - self.since) / (self.done - self.first)
@@ -280,10 +280,10 @@ class _Progress:
 
 
 class Remaining:
-    """Takes what a board is told. clock: seconds.
+    """Estimate of the time left, from a board's events. clock: seconds.
 
-    A job is taken to last as long as those of its command (`train`, `eval`) that have ended in this session, or where
-    none has, as the first of them that runs will by its own progress.
+    A job is assumed to take as long as finished ones of its command (`train`, `eval`) in this session; before one has
+    finished, as long as the first running one by its own progress.
     """
 
     def __init__(self, jobs: Sequence[Job], at_once: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -309,7 +309,7 @@ class Remaining:
         self._took.setdefault(job.words[:1], []).append(self._clock() - progress.began)
 
     def seconds(self) -> float | None:
-        """Until all are done; None where nothing is known yet of a command that is still to run."""
+        """Return the seconds until all are done; None if unknown."""
         now = self._clock()
         lasts = {command: fmean(took) for command, took in self._took.items()}
         running: list[float | None] = []
@@ -327,7 +327,7 @@ class Remaining:
 
 @contextmanager
 def display_jobs(console: Console, jobs: Sequence[Job], at_once: int = 1) -> Iterator[Board]:
-    """A board for these jobs, of which so many run at once, shown as long as the block lasts."""
+    """Show a board for these jobs while the block lasts. at_once: how many run in parallel."""
     remaining = Remaining(jobs, at_once)
     if not console.is_terminal:
         yield LineBoard(console, len(jobs), remaining)
@@ -351,7 +351,7 @@ ENDING = "finishes its step and keeps it first; Ctrl-C again ends it at once"
 
 
 class BarBoard:
-    """A bar a job, those that wait among them where they are few, and one of all, with the time that is left."""
+    """Board with a bar per job and in total, with time left. Waiting jobs are shown where they are few."""
 
     def __init__(self, progress: Progress, jobs: Sequence[Job], remaining: Remaining) -> None:
         self._progress = progress
@@ -390,7 +390,7 @@ class BarBoard:
 
 
 class LineBoard:
-    """A line for every tenth of a job's way, and one at its end, with the time that is left for all."""
+    """Board with lines per tenth and end of jobs, with time left."""
 
     def __init__(self, console: Console, jobs: int, remaining: Remaining) -> None:
         self._console = console
@@ -433,6 +433,6 @@ def _print_repair(console: Console, job: Job, trajectory: Trajectory) -> None:
 
 
 def _left(remaining: Remaining) -> str:
-    """The time left, empty where nobody knows."""
+    """The time left, or ""."""
     seconds = remaining.seconds()
     return "" if seconds is None else f"about {format_duration(seconds)} left"

@@ -1,4 +1,4 @@
-"""`retcon train`."""
+"""The commands that train: `train`, `sft`, `dpo` and `demos`."""
 
 from __future__ import annotations
 
@@ -57,8 +57,7 @@ def train(
     gpu_gb: Annotated[float, typer.Option("--gpu-gb", min=1, help="Memory of each, in GB.")] = 80.0,
     _data: NoData = None,
 ) -> None:
-    """Reinforcement learning from a checkpoint, with or without purification, in one stage or several, as the recipe
-    says."""
+    """Train a checkpoint by reinforcement learning, with or without purification."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import is_unfetched, locate
@@ -148,7 +147,7 @@ def sft(
     dry_run: DryRun = False,
     _start: NoStart = None,
 ) -> None:
-    """Supervised training: a cold start on a teacher's demonstrations, or training on your own transcripts."""
+    """Train on a teacher's demonstrations (a cold start) or your own transcripts."""
     from retcon.cli.arguments import READS, overrides_of
     from retcon.config.load import load_recipe
 
@@ -189,7 +188,7 @@ def sft(
     from retcon.models.placing import place_training
     from retcon.train.sft import run_sft
 
-    if not file.exists():  # whose making may take hours
+    if not file.exists():  # making it may take hours
         place_training(settings, model_folder(settings.model.path), ("dtype",))
     samples: list[str] = []
     with interruptible(partial(describe_kept, out)):
@@ -253,7 +252,7 @@ def dpo(
     out: Out = Path("runs/dpo"),
     dry_run: DryRun = False,
 ) -> None:
-    """Train on pairs of a failed call and its fix (direct preference optimisation)."""
+    """Train by direct preference optimisation on failed calls and their fixes."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.models.locating import locate
@@ -303,8 +302,8 @@ def demos(
         Path, typer.Option("--out", metavar="FILE", help="Where they go; repeating the command continues the file.")
     ] = Path("runs/demonstrations.jsonl"),
 ) -> None:
-    """Write demonstrations for a cold start, as the recipe's [b]demos[/] section says: from a teacher, a model,
-    annotated solutions or transcripts."""
+    """Write demonstrations for a cold start by the recipe's [b]demos[/] section: from a teacher, a model, annotated
+    solutions or transcripts."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
     from retcon.store.whole import refuse_special

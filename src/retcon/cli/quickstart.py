@@ -1,4 +1,4 @@
-"""Plan and end of `retcon quickstart`: a cold start, then for each arm and seed a training and an evaluation."""
+"""Plan and results of `retcon quickstart`: a cold start, then trained arms."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ TALKING = ("model.style", "model.thinking", "model.chat_template_kwargs")
 REFUSED = {
     "repair.kind": "distinguishes the arms; choose them with --arms",
     "select.kind": "distinguishes the arms; choose them with --arms",
-    "evaluate.repair": "is none here, as the table says; `retcon eval --repair` measures with purification on",
+    "evaluate.repair": "must be none here, as the table states; `retcon eval --repair` measures with purification on",
 }
 """Keys that overrides cannot have, and why."""
 FIRST_REPAIR = "sft.first_repair=25"
@@ -88,19 +88,19 @@ class QuickstartSet:
 
     @property
     def arms(self) -> list[str]:
-        """Names of all arms that have a recipe."""
+        """Return the names of all arms that have a recipe."""
         prefix = f"{self.recipes}/"
         names = [name.removeprefix(prefix) for name in shipped_recipes() if name.startswith(prefix)]
         return [name for name in names if name != COLD_START]
 
     def arm(self, name: str) -> str:
-        """The recipe of an arm. Raises RecipeError with the nearest name."""
+        """Return the recipe of an arm. Raises RecipeError with the nearest name."""
         if name not in self.arms:
             raise RecipeError(f"no arm '{name}'{nearest(name, self.arms)}; there are: {', '.join(self.arms)}")
         return f"{self.recipes}/{name}"
 
     def parse_arms(self, given: str | None) -> tuple[str, ...]:
-        """The arms of `--arms A,B`, each once. Raises RecipeError where it names none."""
+        """Return the arms of `--arms A,B`, each once. Raises RecipeError if empty."""
         if given is None:
             return self.usual
         named = tuple(dict.fromkeys(filter(None, (part.strip() for part in given.split(",")))))
@@ -127,7 +127,7 @@ def choose_set(words: Sequence[str]) -> tuple[str, list[str]]:
 
 @dataclass(slots=True)
 class Quickstart(Experiment):
-    """options: words of the command that its recipes depend on, the set's name first unless it is the default."""
+    """A quickstart's experiment. options: words of the command that its recipes depend on."""
 
     about: QuickstartSet = SETS[DEFAULT]
     options: tuple[str, ...] = ()
@@ -346,7 +346,7 @@ def print_quickstart(plan: Quickstart, seconds: float, command: str, console: Co
 
 
 def describe_cost(plan: Quickstart) -> str:
-    """CPU seconds of each job, the starts of processes and the writing of demonstrations included."""
+    """Return the CPU seconds of each job, start-up and demonstrations included."""
     spent = plan.record.cpu_s
     parts = [f"{name} {seconds:,.0f}" for name, seconds in spent.items()]
     return f"CPU seconds of each job: {'; '.join(parts)}; in all {sum(spent.values()):,.0f}"

@@ -1,4 +1,4 @@
-"""Time that a quickstart takes by a short measurement of the machine, and its steps for a given time.
+"""Time of a quickstart by measurement, and steps for a given time.
 
     python -m retcon.cli.quickstart_budget RECIPE [KEY=VALUE]...
 
@@ -65,7 +65,7 @@ class Budget:
         return [self.cold, *(work for chain in self.chains for work in chain)]
 
     def seconds(self, factor: float = 1.0) -> float:
-        """Seconds of everything with `factor` times the steps, each chain taking the first free place."""
+        """Return the wall seconds with `factor` times the steps. Each chain takes the first free place."""
         places = [0.0] * min(self.at_once, len(self.chains))
         for chain in self.chains:
             places[places.index(min(places))] += sum(_times(work, factor) for work in chain)
@@ -78,7 +78,7 @@ def _times(work: Work, factor: float) -> float:
 
 
 def budget_of(plan: Experiment, speed: Speed, lengths: Lengths, at_once: int) -> Budget:
-    """Work of the whole plan, whose first targets are a cold start and its evaluation."""
+    """Compute the whole plan's work; its first targets are cold start and evaluation."""
     cold, evaluation = (_work_of(target, speed, lengths) for target in plan.targets[:2])
     chains = [tuple(_work_of(target, speed, lengths) for target in targets) for targets in plan.trained.values()]
     return Budget(cold, (*chains, (evaluation,)), at_once)
@@ -164,7 +164,7 @@ ROWS, STEPS = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second where the recipe computes: trained on with one thread and with the recipe's, and sampled by 32
+    """Tokens a second where the recipe computes: trained with one thread and with the recipe's, and sampled by 32
     rollouts with one thread."""
 
     learnt: float
@@ -173,11 +173,11 @@ class Speed:
 
 
 class MeasuringFailed(RetconError):
-    """The measurement ended with an error, whose end is in the message."""
+    """Failure of the measurement, with the end of its output."""
 
 
 def measure_speed(recipe: str, overrides: Sequence[str]) -> Speed:
-    """Measure a recipe's model in a process of its own, which frees its memory. Raises MeasuringFailed."""
+    """Measure a recipe's model in a new process, which frees its memory. Raises MeasuringFailed."""
     words = [sys.executable, "-m", __name__, recipe, *overrides]
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)

@@ -1,4 +1,4 @@
-"""`retcon recipes`."""
+"""The commands `retcon recipes` and `retcon init`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MISSING = "Not here yet:"
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a recipe's file says of itself, in the comment that it begins with: first a line on what it is, further down
-    what of it is not here yet, an item each."""
+    """Description of a recipe, from its file's first comment. what: its first line; missing: items that are not here
+    yet."""
 
     name: str
     what: str
@@ -37,7 +37,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """key: `section.key`. value, default: as JSON."""
+    """A changed key. key: `section.key`. value, default: as JSON."""
 
     key: str
     value: str
@@ -69,7 +69,7 @@ def recipes(
         _list(console, folder or shipped)
         return
     file = find_recipe(name)
-    changed = changes(load_recipe(file))  # which tells of a file that is no recipe
+    changed = changes(load_recipe(file))  # raises for a file that is not a recipe
     _explain(console, file, about_file(name, file), changed)
 
 
@@ -109,7 +109,7 @@ def init(
 
 
 def about_shipped() -> list[About]:
-    """Of every recipe that is shipped; those in no folder first."""
+    """Describe every shipped recipe, those outside folders first."""
     from retcon.config.load import shipped_recipes
 
     found = [about_file(name, file) for name, file in shipped_recipes().items()]
@@ -117,7 +117,7 @@ def about_shipped() -> list[About]:
 
 
 def about_file(name: str, file: Path) -> About:
-    """Of the recipe in a file."""
+    """Describe the recipe in a file."""
     lines = list(_comment(file.read_text(encoding="utf-8-sig")))
     items: list[str] = []
     for line in lines[lines.index(MISSING) + 1 :] if MISSING in lines else ():
@@ -131,7 +131,7 @@ def about_file(name: str, file: Path) -> About:
 
 
 def _comment(text: str) -> Iterator[str]:
-    """The lines of the comment that a file begins with, without their marks."""
+    """Lines of a file's first comment, without their marks."""
     for line in text.splitlines():
         if not line.startswith("#"):
             return
@@ -139,8 +139,8 @@ def _comment(text: str) -> Iterator[str]:
 
 
 def changes(recipe: Recipe) -> list[Change]:
-    """What a recipe has otherwise than an empty one has it, or, where a section is of another kind than there, than
-    that kind has it by default; a key without a default has none to show."""
+    """List the recipe's values that differ from the defaults. A section of another kind is compared with that kind's
+    defaults; a key without a default has none to show."""
     import json
 
     from pydantic_core import PydanticUndefined, to_jsonable_python
@@ -163,7 +163,7 @@ def changes(recipe: Recipe) -> list[Change]:
 
 
 def _stage_changes(recipe: Recipe) -> Iterator[Change]:
-    """What its stages have otherwise than the recipe has it; of what they alone have there is no default."""
+    """Values of its stages that differ from the recipe's; those that only stages have show no default."""
     import json
 
     whole = recipe.model_dump(mode="json")
@@ -178,7 +178,7 @@ def _stage_changes(recipe: Recipe) -> Iterator[Change]:
 
 
 def markdown_list(shipped: Sequence[About]) -> str:
-    """The list as a table in Markdown, each name a link to its file from a page in docs/."""
+    """Return the recipes as a Markdown table for a page in docs/."""
     lines = [f"| [`{about.name}`](../../recipes/{about.name}.toml) | {about.what} |" for about in shipped]
     return "\n".join(["| recipe | |", "|---|---|", *lines])
 

@@ -1,4 +1,4 @@
-"""Plan and end of `retcon reproduce`: a paper's variants as the arms of a comparison, beside the paper's values."""
+"""Plan and results of `retcon reproduce`: a paper's variants as compared arms."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Reproduction:
     """Some studies of a paper, and the comparison that trains their arms.
 
     Args:
-        compared: all arms of the folder, those of earlier sessions among them.
-        about: name of each arm of the studies to what it is trained with.
+        compared: all arms of the folder, those of earlier sessions included.
+        about: name of each arm of the studies to a description of its training.
     """
 
     paper: Paper
@@ -47,7 +47,7 @@ class Reproduction:
 
     @property
     def targets(self) -> list[Target]:
-        """Targets of the studies' arms; evaluations with purification on only where a study reads them."""
+        """Return the studies' targets, evaluations with purification only where read."""
         repaired = {arm for study in self.studies if study.repaired for arm in self.paper.compared(study)}
         mine = [target for (arm, _), targets in self.compared.trained.items() if arm in self.about for target in targets
                 if arm in repaired or target.makes.parent.name != REPAIRED]  # fmt: skip
@@ -79,13 +79,13 @@ def make_reproduction(
 
 
 def quick_overrides(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str]) -> list[str]:
-    """The overrides of `--quick` that some arm of these studies can have."""
+    """Return the overrides of `--quick` that some arm of these studies takes."""
     used = {recipes[variant.role] for variant in paper.arms_of(studies)}
     return [override for override in paper.quick if any(select_overrides(recipe, [override]) for recipe in used)]
 
 
 def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
-    """Read the words after `retcon reproduce`: a paper, and overrides. Raises RecipeError with the nearest name."""
+    """Read the words after `retcon reproduce`: paper and overrides. Raises RecipeError with the nearest name."""
     name, overrides = split_overrides(words)
     if name not in PAPERS:
         hint = nearest(name, PAPERS) if name else ""
@@ -94,7 +94,7 @@ def find_paper(words: Sequence[str]) -> tuple[Paper, list[str]]:
 
 
 def select_studies(paper: Paper, only: str | None) -> tuple[Study, ...]:
-    """The studies of a list such as `main,gamma`, all without one. Raises RecipeError with the nearest name."""
+    """Return the studies of a list such as `main,gamma`, by default all. Raises RecipeError with the nearest name."""
     if only is None:
         return paper.studies
     wanted = [word for word in only.replace(" ", "").split(",") if word]
@@ -110,7 +110,7 @@ def select_studies(paper: Paper, only: str | None) -> tuple[Study, ...]:
 
 
 def recipes_of(paper: Paper, given: Sequence[str]) -> dict[str, str]:
-    """Role to recipe, `given` ones (ROLE=RECIPE) in place of the miniature's. Raises RecipeError."""
+    """Map roles to recipes, `given` ones (ROLE=RECIPE) replacing the miniature's. Raises RecipeError."""
     found = dict(paper.recipes)
     for word in given:
         role, sign, recipe = word.partition("=")
@@ -152,7 +152,7 @@ def _write_recipes(arms: Sequence[Arm], out: Path) -> None:
 
 
 def describe(variant: Variant, recipes: Mapping[str, str]) -> str:
-    """The recipe of an arm, in words."""
+    """Describe the recipe of an arm."""
     switch = f", then the [repair] of {recipes[variant.switches_to]}" if variant.switches_to else ""
     rate = (f"rl.lr × {variant.rate:g}",) if variant.rate != 1 else ()
     return " ".join((recipes[variant.role] + switch, *variant.keys, *rate))
@@ -204,7 +204,7 @@ def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[
 def print_reproduction(
     plan: Reproduction, seconds: float, command: str, console: Console, *, quick: bool = False
 ) -> None:
-    """Write the page of the runs into the folder, and print its tables."""
+    """Write the page of the runs, and print its tables."""
     out, seeds, arms = plan.compared.out, plan.compared.seeds, list(plan.about)
     runs = {arm: [read_arm_run(out, arm, seed) for seed in seeds] for arm in arms}
     recipes = {arm.name: arm.settings for arm in plan.compared.arms if arm.name in runs}
@@ -234,7 +234,7 @@ def print_reproduction(
 
 
 def print_studies(paper: Paper, studies: tuple[Study, ...], recipes: Mapping[str, str], console: Console) -> None:
-    """Print what can be run, and with which arms."""
+    """Print the available studies and their arms."""
     console.print(f"{paper.title} (arXiv {paper.arxiv})", highlight=False, soft_wrap=True)
     for study in studies:
         arms = ", ".join(paper.compared(study))

@@ -215,7 +215,7 @@ class Experiment:
         self.targets += targets
 
     def open(self, ours: Sequence[str] = ()) -> Experiment:
-        """Read the record, and check that the folder was made by this experiment or is new.
+        """Read the record; check that the folder is this experiment's or new.
 
         Arms and seeds may be added. ours: names that may stand in the folder without a record. Raises CheckpointError.
         """
@@ -230,7 +230,7 @@ class Experiment:
         refuse_unloadable(out)
         record = read_record(out / self.file)
         arms = list(record.arms)
-        # Compared by name: a recipe's path can be spelled in several ways, and its content is compared below.
+        # Compared by name, as a recipe's path has several spellings; its content is compared below.
         if list(self.settings.get("arms", ()))[: len(arms)] != arms:
             raise CheckpointError(
                 f"{out} compares {', '.join(record.arms.values())}: name these first, in that order, to continue or "
@@ -319,7 +319,7 @@ def pending(targets: Sequence[Target]) -> list[Target]:
 
 
 class NotReady(RetconError):
-    """Trainings that could not begin: names them, their recipes, and what is in the way of each."""
+    """Trainings cannot begin: the message names them, their recipes and each obstacle."""
 
 
 Inputs = Mapping[tuple[str, str], tuple[str, Path]]
@@ -369,7 +369,7 @@ def _start_fingerprint(manifest: Path) -> str | None:
 
 
 def check_trainable(targets: Sequence[Target], there: Inputs = MappingProxyType({})) -> None:
-    """Check in another process that trainings could begin, one run of each arm that has not begun.
+    """Check in another process that each arm's training could begin.
 
     there: inputs of earlier runs, which new ones must share. Errors of the user's own code are left to the run itself.
     Raises NotReady.
@@ -419,8 +419,8 @@ def _find_model(path: str) -> Path | None:
 
 
 def warn_of_rates(targets: Sequence[Target]) -> None:
-    """Warn once (RateWarning) of each learning rate far above those that models of the size are trained with."""
-    from retcon.planning.needs import count_stored_parameters, warn_of_rate
+    """Warn once (RateWarning) of each learning rate too high for its model."""
+    from retcon.planning.needs import parameters_of, warn_of_rate
 
     made, sizes = _cold_starts(targets), dict[Path, int]()
     seen: set[tuple[object, ...]] = set()
@@ -439,7 +439,7 @@ def warn_of_rates(targets: Sequence[Target]) -> None:
 def print_end(
     console: Console, out: Path, seconds: float, files: Mapping[str, str], commands: Sequence[str], note: str = ""
 ) -> None:
-    """Print where results are, what they are worth, and what to run next. files: names to places in `out`."""
+    """Print where results are, their caveats, and next commands. files: names to places in `out`."""
     console.print(f"{seconds / 60:.1f} minutes in all. Where everything is, in {out}:", highlight=False, soft_wrap=True)
     width = max(map(len, files)) + 1
     for name, place in files.items():

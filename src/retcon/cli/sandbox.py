@@ -1,4 +1,4 @@
-"""`retcon sandbox`: the sandbox on its own, without any training."""
+"""The `retcon sandbox` commands, which need no training."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def execute(
 
     Prints what the program prints, then the value of its last expression. The exit code is the program's (128 + n
     where signal n ended it); 124: out of time, 125: over another limit, such as memory, 126: the sandbox failed, 2:
-    nothing was run, for a reason that is said.
+    nothing was run, for the reason printed.
     """
     from retcon.sandbox.types import Limits
 
@@ -72,8 +72,8 @@ def execute(
         result = asyncio.run(_run_here(code, given, _pool(tier, packages or [], python), limits))
     else:
         if packages or python is not None:
-            said = "--package and --python are the server's to choose: give them to `retcon sandbox serve` there"
-            raise typer.BadParameter(said, param_hint="--url")
+            why = "--package and --python are options of the server: give them to `retcon sandbox serve` there"
+            raise typer.BadParameter(why, param_hint="--url")
         result = asyncio.run(_run_there(code, given, limits, tier, url))
     if as_json:
         import msgspec
@@ -85,7 +85,7 @@ def execute(
 
 
 def exit_code(result: Result) -> int:
-    """As documented in the command's help."""
+    """Return the exit code documented in the command's help."""
     if result.status == "timeout":
         return TIMEOUT
     if result.status == "limit":
@@ -98,8 +98,7 @@ def exit_code(result: Result) -> int:
 
 
 def _read(file: str, what: str) -> str:
-    """Its text, with the ends of its lines as they are; `-` is standard input. Raises typer.BadParameter where it
-    cannot be read."""
+    """The file's text with its line ends; `-` is standard input. Raises typer.BadParameter where it cannot be read."""
     try:
         return (sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()).decode()
     except OSError as error:
@@ -136,7 +135,7 @@ async def _run_there(code: str, stdin: str, limits: Limits, tier: Tier | None, u
 
 
 async def _taken(sandbox: Sandbox, code: str, stdin: str, limits: Limits) -> Result:
-    """Raises typer.BadParameter where the sandbox does not take the program: too large, or more than it allows."""
+    """Run the program. Raises typer.BadParameter where the sandbox refuses it as too large or over its limits."""
     try:
         return await sandbox.run(code, stdin=stdin, limits=limits)
     except ValueError as error:
@@ -278,19 +277,19 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
 
 
 def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say which tiers are available here, why the others are not, with measurements and what to install or enable."""
+    """Show the available tiers, obstacles, measurements and advice."""
     from retcon.sandbox.doctor import Probe, advice, look, probe_tiers
 
     machine = look()
     tiers = probe_tiers()
     best = next((found for found in tiers.values() if found.tier), Probe(None, problem=tiers["rlimits"].problem))
-    told = advice(machine, best)
+    tips = advice(machine, best)
     if as_json:
         import json
 
         probes = {name: asdict(found) for name, found in tiers.items()}
         typer.echo(
-            json.dumps({"machine": asdict(machine), "tiers": probes, "best": best.tier, "advice": told}, indent=1)
+            json.dumps({"machine": asdict(machine), "tiers": probes, "best": best.tier, "advice": tips}, indent=1)
         )
         return
     from rich.console import Console
@@ -306,11 +305,11 @@ def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print J
     table.add_row("cgroup v2", mark(bounded, "the kernel bounds a call's memory over all its processes"))
     console = Console()
     console.print(table)
-    print_advice(console, told)
+    print_advice(console, tips)
 
 
 def sandbox_rows(label: str, found: Probe) -> list[tuple[str, str]]:
-    """Rows of a table: what a probe found."""
+    """Return table rows with a probe's findings."""
     from rich.markup import escape
 
     if found.tier is None:

@@ -1,4 +1,4 @@
-"""`retcon serve-agent`: a model, with its tools and repairs, behind OpenAI's API."""
+"""The `retcon serve-agent` command: a model with tools and repairs, behind OpenAI's API."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def serve_agent(
         float, typer.Option("--idle", callback=check_number, help="Seconds after which an unused session is ended.")
     ] = 3600,
     grace: Annotated[
-        int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is told to stop.")
+        int, typer.Option("--grace", min=1, help="Seconds that running requests get when the server is stopped.")
     ] = 30,
 ) -> None:
     """Serve a model behind OpenAI's API: it runs programs, repairs failed calls, and records what it says."""
@@ -104,7 +104,7 @@ def serve_agent(
     if secret is None and not is_local(opened):
         opened.close()
         raise RecipeError(
-            f"--host {host}: it can be reached from other machines, and whoever reaches it runs programs here: give "
+            f"--host {host}: other machines can reach the server and run programs here: give "
             "--token-file too, or listen on 127.0.0.1"
         )
     signals = StopSignals(last_seconds=grace + LAST_SECONDS)

@@ -1,4 +1,4 @@
-"""`retcon show`, `report` and `view`."""
+"""The commands that show runs: `show`, `report` and `view`."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def show(
         str, typer.Option("--redact", metavar="TEXT", help="Replace a text wherever it stands in the trajectory ID.")
     ] = "",
 ) -> None:
-    """List the trajectories of a run or file, or show one before and after purification."""
+    """List a run's trajectories, or show one before and after purification."""
     from rich.console import Console
 
     from retcon.store.index import Query
@@ -189,7 +189,7 @@ def _change(root: Path, id: str, redact: str) -> str:
 
 
 def _in_folder(folder: Path, id: str | None) -> Trajectory:
-    """The trajectory of that id, else the first that was repaired."""
+    """The trajectory with that id, else the first repaired one."""
     from retcon.core.types import REPLACED
     from retcon.store.index import Index, Query
     from retcon.store.jsonl import read_line
@@ -209,7 +209,7 @@ def _in_folder(folder: Path, id: str | None) -> Trajectory:
 
 
 def _list_found(console: Console, root: Path, query: Query, limit: int) -> None:
-    """Print what the index finds; what is wrong with files goes last."""
+    """Print what the index finds, then faults of the files."""
     from rich.table import Table
     from rich.text import Text
 
@@ -239,7 +239,7 @@ def _list_found(console: Console, root: Path, query: Query, limit: int) -> None:
 
 
 def _list(console: Console, file: Path, limit: int) -> list[str]:
-    """Prints the table; what is wrong with lines that could not be read."""
+    """Print the table; return faults of unreadable lines."""
     from retcon.store.jsonl import BAD, head
 
     found = head(file, limit)
@@ -319,7 +319,7 @@ def report(
     repeated = {run.name: _repeat(run, recipes[run.name]) for run in viewed}
     if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
         raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
-    # Whatever is to be refused before anything is written.
+    # Checks come before anything is written.
     written = {
         file: _marked(recipe_to_toml(recipe))
         for name, file in recipes.items()
@@ -371,7 +371,7 @@ def _write_shown(
 
 
 def _recipe_names(runs: Sequence[str]) -> dict[str, str]:
-    """A file's name for each run's recipe; no two are alike."""
+    """A distinct file name for each run's recipe."""
     if len(runs) == 1:
         return {runs[0]: "recipe.toml"}
     files: dict[str, str] = {}
@@ -389,7 +389,7 @@ def _marked(recipe: str) -> str:
 
 
 def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
-    """Not where it says that recipe already. Raises RecordError where it says something else that no report wrote."""
+    """Whether the file lacks that recipe. Raises RecordError for content that no report wrote."""
     from retcon.config.load import load_recipe, recipe_to_toml
     from retcon.core.errors import RecipeError
 
@@ -438,8 +438,8 @@ def _repeat(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
 
 
 def _measured(run: RunSummary, recipe: Recipe) -> str:
-    """MODEL of `retcon eval`. A result names a server with its model, which is a key of the recipe; and a URL as MODEL
-    is that of an OpenAI-compatible one."""
+    """The MODEL argument of `retcon eval`. A result names a server with its model, which is a key of the recipe; a URL
+    as MODEL means an OpenAI-compatible server."""
     measured = run.result.checkpoint if run.result else "MODEL"
     if not is_url(measured):
         return measured

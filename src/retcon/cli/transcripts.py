@@ -1,4 +1,4 @@
-"""`retcon purify`."""
+"""The commands `retcon purify` and `retcon diff`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def purify(
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace finished outputs.")] = False,
 ) -> None:
-    """Take out of transcripts the failed calls that the agent fixed itself, and keep everything else as it is."""
+    """Remove failed calls that the agent fixed itself from transcripts. All else stays as it is."""
     from retcon.purify.offline import Offline
     from retcon.store.lines import SUFFIX, refuse_journal
     from retcon.store.records import STDIN
@@ -96,8 +96,8 @@ def purify(
         raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
     Detector(format)  # refuses a wrong name before any work
     if no_audit and audit is not None:
-        said = f"with --no-audit nothing is written to {audit}: give one of them"
-        raise typer.BadParameter(said, param_hint="--audit")
+        why = f"with --no-audit nothing is written to {audit}: give one of them"
+        raise typer.BadParameter(why, param_hint="--audit")
     target = Path(out)
     found = list(expand(inputs, None if out == "-" else target))
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
@@ -123,7 +123,7 @@ def purify(
     for output in reported if resume else [*assignment.outputs(), *reported]:
         refuse_journal(output.path)
     if not force:
-        # What an interrupted run was to replace, it was told to replace.
+        # A resumed run may replace what it was allowed to replace at first.
         refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
         with _asked_to_stop() as stop, show_progress("purifying (kB)") as tell:
@@ -136,7 +136,7 @@ def purify(
 def _list_repairs(
     inputs: list[str], format: str, offline: Offline, failures: Mapping[str, str], skip_bad: bool
 ) -> None:
-    """Print a line for each failed call: by what it would be replaced, or why it would stay."""
+    """Print for each failed call its replacement, or why it would stay."""
     import msgspec
     from rich.console import Console
 
@@ -196,7 +196,7 @@ def _finish(run: Purification, report: Path | None) -> None:
 
 
 def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
-    """Raises RecordError, which names both, where two inputs would be one file of a folder."""
+    """Raise RecordError, naming both, where two inputs would be one file of a folder."""
     from retcon.store.whole import identity
 
     first: dict[str, Path] = {}
@@ -212,7 +212,7 @@ def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
 
 
 def _refuse_twice(inputs: Sequence[Path]) -> None:
-    """Raises RecordError, which names both, where two inputs are one file: all of it would be in the output twice."""
+    """Raise RecordError, naming both, where two inputs are one file: its content would be in the output twice."""
     from retcon.store.whole import identity
 
     first: dict[Hashable, Path] = {}
@@ -236,7 +236,7 @@ def audit_of(out: Path, folder: bool) -> Path | None:
 
 
 def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
-    """What to tell: a bad record is an error, an interrupt is none."""
+    """The error for a bad record, or the interrupt, with how to continue."""
     if stopped.kept is not None:
         place = out if assignment.into_folder else f"{out}.partial"
         again = f"what was done is kept in {place}; continue with the same command and --resume"
@@ -251,7 +251,7 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
 
 @contextmanager
 def _asked_to_stop() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C or SIGTERM came, asked between records so that none is written in half; a second one ends it."""
+    """Whether Ctrl-C or SIGTERM came, polled between records so that each is whole; a second one ends it."""
     asked: list[int] = []
 
     def ask(number: int, _: object) -> None:
@@ -322,7 +322,7 @@ def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
 
 
 def _audited(file: Path) -> Iterator[Trajectory]:
-    """Raises RecordError, which names the audit beside a file that `retcon purify` wrote."""
+    """Trajectories of a file. Raises RecordError for output of `retcon purify`, naming the audit beside it."""
     from retcon.store import jsonl
 
     try:
@@ -334,7 +334,7 @@ def _audited(file: Path) -> Iterator[Trajectory]:
 
 
 def _sampled(found: Iterator[Change], size: int, seed: int) -> list[Change]:
-    """So many of them, each set equally likely, in the file's order; memory holds no more than those."""
+    """A uniform sample of `size` changes in the file's order, with memory for only those."""
     import random
 
     draw = random.Random(seed)

@@ -67,7 +67,7 @@ def test_a_folder_is_trained_on_and_a_run_goes_on_with_that_folder_alone(base, t
 def test_a_second_file_is_refused_and_does_not_take_the_place_of_the_first(command, flag, tmp_path):
     done = CliRunner().invoke(app, [command, flag, "a.jsonl", flag, "b.jsonl", "--out", str(tmp_path / "run")])
     assert done.exit_code == 2
-    assert "takes one, and is given 2: a.jsonl, b.jsonl" in " ".join(done.output.replace("│", " ").split())
+    assert "takes one file, got 2: a.jsonl, b.jsonl" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_the_commands_train_on_them(base, tmp_path):

@@ -213,7 +213,7 @@ def test_arms_that_are_there_keep_their_names() -> None:
     [
         (["mini/dapo-baselin", "mini/cleaner"], "did you mean 'mini/dapo-baseline'"),
         (["mini/cleaner"], "two recipes or more"),
-        (["mini/cleaner", "mini/cleaner"], "named twice"),
+        (["mini/cleaner", "mini/cleaner"], "given twice"),
         (
             ["mini/dapo-baseline", "quickstart/baseline", "rl.steps=9", "evaluate.samples=8", "evaluate.top_p=1.0"],
             "the same recipe here",
