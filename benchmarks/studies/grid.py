@@ -143,7 +143,7 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
 
 
 def draw_effects() -> None:
-    """Draw each arm's pass@1 at equal tokens less the baseline's, in all cells, and save the table of it."""
+    """Draw each arm's pass@1 at equal tokens less the baseline's; save its table."""
     grid = earlier(ROOT / "docs" / "results" / "grid.json")
     panels, made = {}, {}
     for name in CELLS:
@@ -163,7 +163,7 @@ def draw_effects() -> None:
 
 
 def added_later(name: str) -> dict[str, Interval]:
-    """Read the differences of a cell's arms from the baseline that was made with them."""
+    """Read a cell's differences from the baseline of later arms."""
     file = RESULTS / "compared" / f"compare-{name}.json"
     table = json.loads(file.read_text(encoding="utf-8"))["figures"]["table"]
     row = next(row for row in table["rows"] if row[0] == FIGURES["pass1_equal_tokens"][0])
