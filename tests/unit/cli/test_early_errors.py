@@ -33,7 +33,7 @@ ERRORS = {
     "sft own --demonstrations nope.jsonl": "nope.jsonl is not there: name one",
     "dpo --pairs nope.jsonl": "--pairs: nope.jsonl does not exist",
     "ask bse hello": "there is no model bse (did you mean 'base'?)",
-    "serve-agent base --host 0.0.0.0 --port 0": "it can be reached from other machines",
+    "serve-agent base --host 0.0.0.0 --port 0": "other machines can reach the server",
 }
 
 
