@@ -420,7 +420,7 @@ def _find_model(path: str) -> Path | None:
 
 def warn_of_rates(targets: Sequence[Target]) -> None:
     """Warn once (RateWarning) of each learning rate too high for its model."""
-    from retcon.planning.needs import parameters_of, warn_of_rate
+    from retcon.planning.needs import count_stored_parameters, warn_of_rate
 
     made, sizes = _cold_starts(targets), dict[Path, int]()
     seen: set[tuple[object, ...]] = set()

@@ -129,8 +129,8 @@ failure; from what SAAR put in its place."""
 WAYS: tuple[Way, ...] = get_args(Way)
 
 
-def starting_turns(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
-    """Return the turns from which each counterfactual continues; no `fixed` without a fix."""
+def prefixes(call: FailedCall) -> dict[Way, tuple[Turn, ...]]:
+    """Return the turns before each counterfactual; no `fixed` without a fix."""
     found: dict[Way, tuple[Turn, ...]] = {"fresh": call.before, "raw": (*call.before, call.failure)}
     return found if call.fix is None else {**found, "fixed": (*call.before, call.fix)}
 
@@ -170,7 +170,7 @@ async def replay(
         made = await graded(task, made, grade, context.faults.add)
         return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
 
-    ends = await gather_or_cancel(one(way, turns, n) for way, turns in starting_turns(call).items() for n in range(times))
+    ends = await gather_or_cancel(one(way, turns, n) for way, turns in prefixes(call).items() for n in range(times))
     return Replays([made for made, _ in ends], sum(at_fault for _, at_fault in ends))
 
 
@@ -558,7 +558,8 @@ async def audit(
 
 def _purifying(recipe: Recipe) -> Recipe:
     """The recipe with SAAR as its repair: its own, else with default settings."""
-    return with_evaluation_repair(recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})}))
+    evaluate = recipe.evaluate.model_copy(update={"repair": "saar"})
+    return with_evaluation_repair(recipe.model_copy(update={"evaluate": evaluate}))
 
 
 def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:

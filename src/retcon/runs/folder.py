@@ -240,7 +240,7 @@ def is_immaterial(section: str, before: Mapping[str, object], key: str, value: o
 def differing(old: Values, new: Values) -> Iterator[str]:
     """Yield `section.key was X, is Y` for every key that differs; None stands for a missing one.
 
-    Sections that `new` lacks are not compared, nor keys that are resume_ignores (`is_immaterial`).
+    Sections that `new` lacks are not compared, nor keys in `resume_ignores` (`is_immaterial`).
     """
     for section, now in new.items():
         before = old.get(section, {})
