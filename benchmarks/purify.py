@@ -41,7 +41,7 @@ import msgspec
 from parts.results import add_json, save
 
 from retcon.purify.offline import Offline
-from retcon.store.lines import Partial
+from retcon.store.lines import PartialFile
 from retcon.store.records import Record
 from retcon.transcripts.purification import Assignment, Purification
 from retcon.transcripts.purifier import Count, Purifier, Sinks
@@ -131,7 +131,7 @@ FORMATS = {"messages": messages, "hermes": hermes, "markdown": markdown, "shareg
 
 
 def floor(source: Path, out: Path) -> None:
-    written = Partial(out)
+    written = PartialFile(out)
     with source.open("rb", buffering=1 << 20) as read:
         for line in read:
             written.out.write(msgspec.json.encode(msgspec.json.decode(line)) + b"\n")

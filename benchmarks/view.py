@@ -233,7 +233,7 @@ def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) 
     half = scipy.stats.t.ppf(0.95, pairs - 1) * statistics.stdev(ratios) / pairs**0.5
     mean = statistics.fmean(ratios)
     print(f"all stored costs {mean:+.2f} % of CPU time (90 % interval {mean - half:+.2f} to {mean + half:+.2f})")
-    from retcon.store.index import keep_indexed
+    from retcon.store.index import make_indexer
 
     files = sorted((out / "0-10" / "trajectories").iterdir())
     spent = 0.0
@@ -241,7 +241,7 @@ def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) 
         rollouts = list(jsonl.read(file))
         began = time.process_time()
         write_members(out / "again" / "trajectories" / file.name, map(line_of, rollouts))
-        keep_indexed(out / "again")(out / "again" / "trajectories" / file.name)
+        make_indexer(out / "again")(out / "again" / "trajectories" / file.name)
         spent += time.process_time() - began
     whole = statistics.fmean(seconds["0"])
     size = sum(file.stat().st_size for file in files) / sum(1 for file in files for _ in jsonl.read(file))

@@ -15,7 +15,7 @@ from retcon.core.types import ToolSpec
 from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
-from retcon.rollout.lengths import Derived, context_of, derive_lengths, open_keys, prompt_ids, with_lengths
+from retcon.rollout.lengths import DerivedLength, context_of, count_prompt_ids, derive_lengths, open_keys, with_lengths
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds
 from retcon.tasks.registry import CheckedGrades, TaskSet, Ungraded, check_task_set, grader_options
@@ -48,7 +48,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     def count_tokens(task: Task) -> int:
         if not chats:
             chats.append(build_engine_chat(without_harness(recipe), folder or Path()))
-        return prompt_ids(chats[0], task)
+        return count_prompt_ids(chats[0], task)
 
     tasks: TaskSet = recipe.task.build(count_tokens if folder is not None else None)
     check_task_set(tasks, recipe.task.kind)
@@ -61,7 +61,7 @@ def build_tasks(recipe: Recipe, folder: Path | None = None) -> TaskSet:
     return tasks
 
 
-def resolve_lengths(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[Recipe, list[Derived]]:
+def resolve_lengths(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> tuple[Recipe, list[DerivedLength]]:
     """Fill in the recipe's open lengths, and return these too. Model and prompts set them (`retcon.rollout.lengths`).
     folder: of the model. tasks: those of `build_tasks`, where they have been built.
 

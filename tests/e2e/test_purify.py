@@ -131,15 +131,15 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("in.jsonl", "-o", "o.jsonl.xz"), "o.jsonl.xz would be no .xz file"),
+        (("in.jsonl", "-o", "o.jsonl.xz"), "o.jsonl.xz would not be a .xz file"),
         (("in.jsonl", "-o", "o.eval"), "an .eval can only hold what came from one .eval"),
         (("log.json", "-o", "o.eval"), "an .eval can only hold what came from one .eval"),
         (("log.eval", "-o", "o.json"), "an .eval log cannot go to o.json; name an .eval or a .jsonl"),
         (("log.eval", "-o", "o.eval.gz"), "an .eval log cannot go to o.eval.gz"),
         (("log.eval", "-o", "-"), "an .eval log cannot go to standard output"),
-        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would be no .parquet file"),
+        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would not be a .parquet file"),
         (("in.jsonl", "-o", "o.parquet.gz"), "o.parquet.gz: a .parquet is compressed within, and never as a whole"),
-        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet.gz"), "pairs.parquet.gz would be no .parquet file"),
+        (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet.gz"), "pairs.parquet.gz would not be a .parquet file"),
         (("in.jsonl", "-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
     ],
     ids=["xz", "eval", "log as eval", "eval as json", "eval packed", "eval printed", "dpo", "packed", "dpo packed",

@@ -26,7 +26,7 @@ from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.models.placing import start_model
 from retcon.plugins.trl import ROUNDS, Rollouts, _completions, _question, prompt_of
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile
 from retcon.tasks.registry import Taught, training_prompts
@@ -311,9 +311,11 @@ def test_a_prompt_that_leaves_no_room_is_in_no_data_set_and_refused_in_a_batch(
     with Rollouts("quickstart/baseline", model=base) as rollouts:
         chat = build_chat(rollouts.recipe, base, rollouts._tasks)
         tasks = list(islice(training_prompts(rollouts._tasks, rollouts.recipe.run.seed), 20))
-        longest = max(prompt_ids(chat, task) for task in rollouts._tasks.evaluation(20, rollouts.recipe.evaluate.seed))
+        longest = max(
+            count_prompt_ids(chat, task) for task in rollouts._tasks.evaluation(20, rollouts.recipe.evaluate.seed)
+        )
         assert len(rollouts.evaluation_dataset(20)) == 20
-    lengths = [prompt_ids(chat, task) for task in tasks]
+    lengths = [count_prompt_ids(chat, task) for task in tasks]
     room = sorted(lengths)[10]
     with Rollouts("quickstart/baseline", [f"rollout.max_tokens={room}"], model=base) as rollouts:
         fit = [task for task, length in zip(tasks, lengths, strict=True) if length < room]

@@ -22,8 +22,8 @@ from retcon.rollout.lengths import (
     PromptLengths,
     context_of,
     derive_lengths,
-    fitting,
-    look_at,
+    drop_long_prompts,
+    measure_prompts,
 )
 from retcon.tasks.types import Task
 
@@ -136,7 +136,10 @@ def test_a_prompt_that_fills_the_context_is_an_error(tmp_path: Path) -> None:
 
 def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
     def longest(*lengths: int) -> int:
-        return look_at([Task(str(n), "x" * length, "") for n, length in enumerate(lengths)], CHAT, 1000).longest - GLUE
+        return (
+            measure_prompts([Task(str(n), "x" * length, "") for n, length in enumerate(lengths)], CHAT, 1000).longest
+            - GLUE
+        )
 
     usual = list(range(1, 101))
     assert longest(*usual, 600) == 100
@@ -146,20 +149,20 @@ def test_one_odd_prompt_in_a_hundred_does_not_decide_for_all() -> None:
 
 
 def test_where_there_are_no_tasks_a_token_is_taken_for_four_characters() -> None:
-    assert look_at([], CHAT, 1000) == PromptLengths(0, 0, 4.0)
-    assert look_at([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
+    assert measure_prompts([], CHAT, 1000) == PromptLengths(0, 0, 4.0)
+    assert measure_prompts([Task("t", "x", "")], CHAT, 1000) == PromptLengths(1, GLUE + 1, 1.0)
     some = [Task(str(n), "é" if n == 50 else "x", "") for n in range(51)]
-    assert look_at(some, CHAT, 1000).chars == 1.0, "fifty are enough, and the next one is of two tokens"
+    assert measure_prompts(some, CHAT, 1000).chars == 1.0, "fifty are enough, and the next one is of two tokens"
 
 
 def test_a_stream_without_end_none_of_which_fits_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "PATIENCE", 5)
     tasks = (Task(str(n), "x" * (16 if n == 2 else 20), "") for n in range(50))
     with pytest.raises(RecipeError, match=rf"no room for an answer in 5 prompts in a row; .* has {GLUE + 16} tokens"):
-        next(fitting(tasks, CHAT, GLUE + 1))
+        next(drop_long_prompts(tasks, CHAT, GLUE + 1))
     assert len(list(islice(tasks, 50))) == 45, "nobody looks further"
     mixed = [Task(str(n), "" if n % 5 == 4 else "x" * 20, "") for n in range(14)]
-    assert [task.id for task in fitting(mixed, CHAT, GLUE + 1)] == ["4", "9"], "four in a row are no five"
+    assert [task.id for task in drop_long_prompts(mixed, CHAT, GLUE + 1)] == ["4", "9"], "four in a row are no five"
 
 
 def test_the_quickstart_has_the_lengths_that_were_chosen_for_it(tmp_path: Path) -> None:

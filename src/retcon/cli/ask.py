@@ -68,7 +68,7 @@ def ask(
     from retcon.core.texts import is_url
     from retcon.core.types import REPLACED
     from retcon.models.locating import BASE
-    from retcon.store.jsonl import adding
+    from retcon.store.jsonl import open_appender
 
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = load_conversation(model, tool or ["python"], [*given, *(overrides or ())])
@@ -76,7 +76,7 @@ def ask(
     if folder == BASE and not is_url(model):
         known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"
         console.print(known, style="dim", soft_wrap=True)
-    with adding(out, "--out", QUESTION) if out is not None else nullcontext() as add:
+    with open_appender(out, "--out", QUESTION) if out is not None else nullcontext() as add:
         trajectory = asyncio.run(_answered(recipe, folder, task, seed, console))
         *children, _ = trajectory.tree
         calls = f"{trajectory.raw_calls} call{'s' * (trajectory.raw_calls != 1)}, {trajectory.raw_failures} failed"

@@ -380,7 +380,7 @@ def _rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | No
     """Tasks within the recipe's bounds of pass rates, if any. unrated: gets those without a rate; None for an endless
     set, where such a task is refused."""
     from retcon.core.errors import RecipeError
-    from retcon.select.filters import within
+    from retcon.select.filters import filter_by_pass_rate
     from retcon.train.prompts import measured_of, refuse_idle_bounds
 
     refuse_idle_bounds(select)
@@ -402,7 +402,7 @@ def _rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | No
 
     def kept() -> Iterator[Task]:
         try:
-            yield from within(known(), rates, low=select.min_pass_rate, high=select.max_pass_rate)
+            yield from filter_by_pass_rate(known(), rates, low=select.min_pass_rate, high=select.max_pass_rate)
         except RecipeError as error:
             raise RecipeError(
                 f"select.pass_rates = {file}: {error}; the file must cover the tasks that are to be written: "

@@ -15,10 +15,10 @@ from retcon.cli.arguments import names_demos
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError, nearest_path
 from retcon.models.locating import model_folder
-from retcon.rollout.lengths import Derived, context_of, open_keys, with_lengths
+from retcon.rollout.lengths import DerivedLength, context_of, open_keys, with_lengths
 from retcon.runs.folder import as_now, differing, relevant
 from retcon.runs.progress import OnProgress
-from retcon.store.whole import explained, refuse_special, write_json
+from retcon.store.whole import check_regular_file, storage_errors, write_json
 
 if TYPE_CHECKING:
     from retcon.models.devices import OnPlace
@@ -62,16 +62,16 @@ def ensure_demonstrations(
         if made is not None:  # the user may have put a file beside the begun one
             clear(file)
         return made
-    refuse_special(file)
+    check_regular_file(file)
     folder = model_folder(recipe.model.path)
     tasks = build_tasks(recipe, folder) if recipe.demos.of_tasks else None
     keys = _open_keys(recipe)
     if tasks is not None:
         recipe, _ = resolve_lengths(recipe, folder, tasks)
     elif keys:
-        recipe = with_lengths(recipe, [Derived(keys[0], context_of(folder), "the model's context")])
+        recipe = with_lengths(recipe, [DerivedLength(keys[0], context_of(folder), "the model's context")])
     chat = build_chat(recipe, folder, tasks)
-    with explained(file):
+    with storage_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
 
     def noted(made: Summary) -> None:

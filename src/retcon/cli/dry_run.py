@@ -23,7 +23,7 @@ from retcon.models.locating import is_unfetched, locate, model_folder
 from retcon.models.placing import place_training
 from retcon.planning.estimate import USED, Speed, measure_speed, needs_on_gpus, published, step_seconds
 from retcon.planning.needs import Needs, check_fits, check_memory_fits, free_on, gib, needs_of, table, warn_of_rate
-from retcon.rollout.lengths import Derived, check_lengths, context_of, open_keys
+from retcon.rollout.lengths import DerivedLength, check_lengths, context_of, open_keys
 from retcon.runs.folder import RunKind, check_free
 from retcon.runs.progress import format_duration
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
@@ -216,7 +216,7 @@ def _plan_updates(
 
 
 def _head(
-    show: Console, folder: Path | str, out: Path, needs: Needs, place: str, derived: Iterable[Derived | str]
+    show: Console, folder: Path | str, out: Path, needs: Needs, place: str, derived: Iterable[DerivedLength | str]
 ) -> None:
     trained = "" if needs.trained == needs.parameters else f", {needs.trained / 1e6:,.2f} M of adapters trained"
     show.print(f"model: {folder}, {needs.parameters / 1e6:,.1f} M parameters{trained}")
@@ -228,7 +228,7 @@ def _head(
     _derived(show, derived)
 
 
-def _derived(show: Console, derived: Iterable[Derived | str]) -> None:
+def _derived(show: Console, derived: Iterable[DerivedLength | str]) -> None:
     """Print the lengths that the recipe leaves open, as model and tasks set them."""
     for one in derived:
         show.print(Text.assemble(("derived: ", "bold"), str(one)))

@@ -463,9 +463,9 @@ def difficulty(
     from retcon.config.load import load_recipe
     from retcon.config.schema import find_stage
     from retcon.models.locating import locate
-    from retcon.store.whole import refuse_special
+    from retcon.store.whole import check_regular_file
 
-    refuse_special(out, "--out")
+    check_regular_file(out, "--out")
     name, overrides = split_overrides(words or [])
     recipe = load_recipe(name, overrides, reads=READS["difficulty"])
     of_run = find_stage(recipe, stage, f"--stage {stage}") if stage else None

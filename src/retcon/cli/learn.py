@@ -306,9 +306,9 @@ def demos(
     solutions or transcripts."""
     from retcon.cli.arguments import READS
     from retcon.config.load import load_recipe
-    from retcon.store.whole import refuse_special
+    from retcon.store.whole import check_regular_file
 
-    refuse_special(out, "--out")
+    check_regular_file(out, "--out")
     settings = load_recipe(recipe, overrides or (), reads=READS["demos"])
     from retcon.cli.demonstrations import ensure_demonstrations
 

@@ -31,7 +31,7 @@ from retcon.core.errors import RecipeError, nearest
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.report.runs import run_folder
-from retcon.rollout.lengths import check_lengths, prompt_ids
+from retcon.rollout.lengths import check_lengths, count_prompt_ids
 from retcon.store.whole import write_whole
 from retcon.tasks.registry import evaluation_tasks, training_prompts
 
@@ -293,7 +293,7 @@ def _prompt_length(cold: Target, measured: Target, folder: Path) -> float:
             "give more (--eval-data)"
         )
     check_lengths(problems, chat, recipe.rollout.max_tokens, "problems")
-    return statistics.fmean(prompt_ids(chat, task) for task in islice(training_prompts(tasks, 0), PROMPTS_READ))
+    return statistics.fmean(count_prompt_ids(chat, task) for task in islice(training_prompts(tasks, 0), PROMPTS_READ))
 
 
 FILES = {

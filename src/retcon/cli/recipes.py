@@ -11,7 +11,7 @@ import typer
 
 from retcon.cli.arguments import check_useful, command_line
 from retcon.core.errors import RecipeError
-from retcon.store.whole import explained
+from retcon.store.whole import storage_errors
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +94,7 @@ def init(
     there = [folder / name for name in (*written, *(["examples"] * with_examples)) if (folder / name).exists()]
     if there:
         raise RecipeError(f"{' and '.join(map(str, there))} exists already: choose another folder, `retcon init DIR`")
-    with explained(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if with_examples:
             shutil.copytree(examples(), folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))

@@ -24,7 +24,7 @@ from retcon.report.papers.page import FIGURES, HEADS, PAGE, PICTURES, PaperResul
 from retcon.report.papers.rstar2 import RSTAR2
 from retcon.report.papers.types import Paper, Study, Variant
 from retcon.report.runs import run_folder
-from retcon.store.whole import alone, explained, write_whole
+from retcon.store.whole import lock_folder, storage_errors, write_whole
 
 PAPERS = {paper.name: paper for paper in (CLEANER, RSTAR2)}
 SWITCHED = "recipes"
@@ -144,9 +144,9 @@ def _write_recipes(arms: Sequence[Arm], out: Path) -> None:
     todo = [(path, text) for path, text in todo if not path.is_file() or path.read_text(encoding="utf-8") != text]
     if not todo:
         return
-    with alone(out):
+    with lock_folder(out):
         for path, text in todo:
-            with explained(path.parent):
+            with storage_errors(path.parent):
                 path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
 

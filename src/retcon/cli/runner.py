@@ -30,7 +30,7 @@ from retcon.core.errors import CheckpointError, RetconError
 from retcon.evaluate.result import read_result
 from retcon.runs.folder import NAME as RUN
 from retcon.runs.folder import PROBLEMS, WEIGHTS, RunFolder, RunKind, as_now, differing, flat, refuse_unloadable
-from retcon.store.whole import LOCK, alone, explained, write_whole
+from retcon.store.whole import LOCK, lock_folder, storage_errors, write_whole
 from retcon.train.settling import refuse_rollouts, refuse_unlearnable
 
 EVALUATION = "eval"
@@ -255,7 +255,7 @@ class Experiment:
 
     def save(self) -> None:
         """Write the record. Raises StorageError."""
-        with explained(self.out):
+        with storage_errors(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         write_whole(self.out / self.file, msgspec.json.format(msgspec.json.encode(self.record), indent=1))
 
@@ -272,7 +272,7 @@ class Experiment:
         jobs = [target.job for target in todo]
         with ExitStack() as held:
             if begun := (self.out / LOCK).exists():
-                held.enter_context(alone(self.out))
+                held.enter_context(lock_folder(self.out))
             checking = "checking that everything can be trained here"
             if not console.is_terminal:
                 console.print(checking)
@@ -280,7 +280,7 @@ class Experiment:
                 check_trainable(todo, made)
             warn_of_rates(todo)
             if not begun:  # a refused experiment leaves no folder
-                held.enter_context(alone(self.out))
+                held.enter_context(lock_folder(self.out))
             console.print(
                 f"{len(jobs)} of {len(targets)} jobs to do, {at_once} at once; everything goes to {self.out}",
                 highlight=False,

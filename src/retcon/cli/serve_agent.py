@@ -134,12 +134,12 @@ async def _serve(
     from retcon.serve import app
     from retcon.serve.agent import Agent
     from retcon.serve.recording import Record
-    from retcon.store.whole import alone
+    from retcon.store.whole import lock_folder
 
     server.allow_many_connections()
     chat = build_engine_chat(recipe, folder)
     async with AsyncExitStack() as stack:
-        stack.enter_context(alone(record) if record is not None else nullcontext())
+        stack.enter_context(lock_folder(record) if record is not None else nullcontext())
         kept = Record(record)
         ready(recipe)()
         engine = build_policy(recipe, folder, chat)

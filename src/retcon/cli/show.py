@@ -166,11 +166,11 @@ def show(
 
 def _bounds(option: str, text: str) -> tuple[int, int] | None:
     """Read `30`, `30-39` or `30-`. Raises typer.BadParameter."""
-    from retcon.store.index import between
+    from retcon.store.index import parse_range
 
-    if text and between(text) is None:
+    if text and parse_range(text) is None:
         raise typer.BadParameter(f"{text} is no number, nor two such as 30-39", param_hint=option)
-    return between(text)
+    return parse_range(text)
 
 
 def _change(root: Path, id: str, redact: str) -> str:
@@ -282,9 +282,9 @@ def _table(trajectories: list[Trajectory]) -> Table:
 
 def _first_repaired(file: Path) -> Trajectory:
     from retcon.core.types import is_repaired
-    from retcon.store.jsonl import first
+    from retcon.store.jsonl import find_first
 
-    if (found := first(file, is_repaired, having=b'"repair"')) is not None:
+    if (found := find_first(file, is_repaired, having=b'"repair"')) is not None:
         return found
     raise RecordError(f"{file}: no trajectory was repaired (was purification on?)")
 
@@ -310,7 +310,7 @@ def report(
     from retcon.report.page import PAGE, draw_runs, is_runs_page, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.runs import some_trajectories, unique_names, view
-    from retcon.store.whole import explained, write_whole
+    from retcon.store.whole import storage_errors, write_whole
 
     viewed = [view(folder, name) for name, folder in unique_names(runs).items()]
     need_matplotlib()
@@ -325,7 +325,7 @@ def report(
         for name, file in recipes.items()
         if (recipe := repeated[name][0]) is not None and _is_to_be_written(file, recipe)
     }
-    with explained(out):
+    with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     pictures = draw_runs(viewed, out)
     shown = {run.name: some_trajectories(run) for run in viewed}

@@ -82,9 +82,9 @@ def purify(
 ) -> None:
     """Remove failed calls that the agent fixed itself from transcripts. All else stays as it is."""
     from retcon.purify.offline import Offline
-    from retcon.store.lines import SUFFIX, refuse_journal
+    from retcon.store.lines import SUFFIX, check_no_journal
     from retcon.store.records import STDIN
-    from retcon.store.whole import OutputFile, check_outputs, refuse_finished, refuse_misnamed
+    from retcon.store.whole import OutputFile, check_not_finished, check_outputs, check_suffix
     from retcon.transcripts.detector import Detector
     from retcon.transcripts.purification import Assignment, Purification, Stopped, expand
     from retcon.transcripts.verdicts import read_named_failures
@@ -113,18 +113,18 @@ def purify(
         failures=read_named_failures(failure or ()),
     )  # fmt: skip
     if not folder and out != "-":
-        refuse_misnamed(target, "-o")
+        check_suffix(target, "-o")
     for flag, path in (("--audit", audit), ("--dpo", dpo), ("--report", report)):
         if path is not None:
-            refuse_misnamed(path, flag, also=(".parquet", ".eval", ".pt"))
+            check_suffix(path, flag, also=(".parquet", ".eval", ".pt"))
     run = Purification(assignment, resume=resume)
     reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
     check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])
     for output in reported if resume else [*assignment.outputs(), *reported]:
-        refuse_journal(output.path)
+        check_no_journal(output.path)
     if not force:
         # A resumed run may replace what it was allowed to replace at first.
-        refuse_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
+        check_not_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
         with _asked_to_stop() as stop, show_progress("purifying (kB)") as tell:
             run(tell, stop)
@@ -312,10 +312,10 @@ def diff(
 
 def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
     from retcon.report.transcript import changes
-    from retcon.store.jsonl import holds
+    from retcon.store.jsonl import contains_id
 
     decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
-    exact = id is not None and holds(file, id)
+    exact = id is not None and contains_id(file, id)
     for trajectory in _audited(file):
         if id is None or (trajectory.id == id if exact else trajectory.id.startswith(id)):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)

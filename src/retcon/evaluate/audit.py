@@ -46,7 +46,7 @@ from retcon.rollout.loop import run_rollout
 from retcon.runs.folder import as_now, differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
-from retcon.store.whole import alone, write_json, write_whole
+from retcon.store.whole import lock_folder, write_json, write_whole
 from retcon.tasks.registry import Grade, graded, held_out
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
@@ -500,7 +500,7 @@ def run_audit(
                 model=model, judge=graders.judged.grade, on_progress=on_progress,
             )  # fmt: skip
 
-    with alone(job.out):
+    with lock_folder(job.out):
         about = _open(job, model, tasks, family.system)  # again: another audit may have begun, or ended, meanwhile
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

@@ -19,10 +19,10 @@ from retcon.evaluate.runner import OnPlace
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.context import MAX_LOST_SHARE
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.lengths import fitting
+from retcon.rollout.lengths import drop_long_prompts
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
-from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
+from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates, select_model
 from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
 
@@ -56,7 +56,7 @@ def run_difficulty(
     family = build_tasks(recipe, checkpoint)
     recipe, _ = resolve_lengths(recipe, checkpoint, family)
     chat = build_engine_chat(recipe, checkpoint, family)
-    stream = fitting(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
+    stream = drop_long_prompts(training_prompts(family, recipe.run.seed), chat, recipe.rollout.max_tokens)
     wanted = {t.id: t for t in islice(stream, tasks)}
     model = fingerprint(checkpoint) if recipe.engine.in_process else recipe.engine.subject(checkpoint)
     path = recipe.rollout.harness
@@ -74,7 +74,7 @@ def run_difficulty(
                 raise RecordError(
                     f"{out} has rates of this model that were measured with {by}, now {now}: choose another --out"
                 )
-        known = of_model((one for one in there if one.content in (None, contents.get(one.task))), model)
+        known = select_model((one for one in there if one.content in (None, contents.get(one.task))), model)
         todo = [task for id, task in wanted.items() if id not in known or known[id].rollouts < rollouts]
         done = len(wanted) - len(todo)
 

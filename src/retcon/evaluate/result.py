@@ -19,9 +19,9 @@ from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import FirstTries, Trajectory, count_first_tries, token_count
 from retcon.evaluate.statistics import majority, pass_at_k
 from retcon.runs.folder import Cost, Meter
-from retcon.store.jsonl import gathered, lines_of
+from retcon.store.jsonl import attach_children, lines_of
 from retcon.store.lines import SUFFIX, LineAppender
-from retcon.store.whole import alone_on, refuse_special, write_whole
+from retcon.store.whole import check_regular_file, lock_file, write_whole
 from retcon.tasks.graders.text import folded, rational
 
 RESULT_FORMAT = 1
@@ -262,9 +262,9 @@ class PartialFile(PartialResults, AbstractContextManager["PartialFile"]):
     def __init__(self, file: Path, of: Result) -> None:
         super().__init__()
         self._path = partial(file)
-        refuse_special(self._path)
+        check_regular_file(self._path)
         with ExitStack() as opening:
-            opening.enter_context(alone_on(self._path))
+            opening.enter_context(lock_file(self._path))
             # Under the lock, as it removes a line that was cut off, or that another process is writing.
             self._lines = opening.enter_context(LineAppender(self._path))
             self._read(of)
@@ -278,7 +278,9 @@ class PartialFile(PartialResults, AbstractContextManager["PartialFile"]):
         try:
             for number, line in enumerate(lines, start=2):
                 entry = msgspec.json.decode(line)
-                group = list(gathered(from_dict(one, f"{self._path}, line {number}") for one in entry["rollouts"]))
+                group = list(
+                    attach_children(from_dict(one, f"{self._path}, line {number}") for one in entry["rollouts"])
+                )
                 super().add(entry["task"], group, entry.get("seconds"))
                 self.meter = Meter(Cost(entry["cpu_s"], entry["wall_s"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError, RecordError) as error:

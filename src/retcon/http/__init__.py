@@ -1,2 +1,1 @@
-"""What the sandbox's server and the agent's have in common: reading, refusing, listening, ending (needs [serve]); and
-what clients of servers have: `asking`."""
+"""HTTP client, and the parts that our servers share (needs [serve])."""

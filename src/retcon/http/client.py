@@ -1,4 +1,4 @@
-"""Requests to a server over connections that are kept: what came back, and nothing of what it means."""
+"""HTTP client with pooled connections; it does not interpret responses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ closes it, so that no request meets one that is being closed."""
 
 
 class ConnectionFailed(Exception):
-    """No whole answer: the server could not be reached, broke off, or took too long (`late`)."""
+    """A request without a complete response: unreachable server, broken connection or timeout (`late`)."""
 
     def __init__(self, message: str, *, late: bool = False) -> None:
         super().__init__(message)
@@ -33,7 +33,7 @@ class ConnectionFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpResponse:
-    """url: that was asked. status: of HTTP. headers: by name, in any case."""
+    """A complete HTTP response. headers: by name, case-insensitive."""
 
     url: str
     status: int
@@ -49,16 +49,15 @@ class HttpResponse:
         return self.body.decode("utf-8", "replace")
 
     def json(self) -> Any:
-        """Raises ValueError where it is none."""
+        """Decode the body. Raises ValueError if it is not JSON."""
         return json.loads(self.body)
 
 
 class HttpClient:
-    """To any server, as many as there are requests at a time. Of one event loop; use `close` in the end.
+    """Client for any server, with unlimited concurrency. Bound to one event loop; `close` it at the end.
 
-    token: a bearer token that every request carries. proxies: whether those of the environment are used, never for a
-    server on this machine, which no proxy reaches. A request that is cancelled closes its connection, which tells the
-    server to stop.
+    token: bearer token of every request. proxies: use the environment's, never for a server on this machine. A
+    cancelled request closes its connection, so that the server stops.
     """
 
     def __init__(self, token: str = "", *, proxies: bool = False) -> None:
@@ -75,7 +74,7 @@ class HttpClient:
         seconds: float,
         headers: Mapping[str, str] | None = None,
     ) -> HttpResponse:
-        """body: sent as JSON. seconds: wall time without a byte of the answer. Raises ConnectionFailed."""
+        """Send a request. body: sent as JSON. seconds: timeout between bytes received. Raises ConnectionFailed."""
         import aiohttp  # takes a third of a second, and most commands ask no server
         from yarl import URL
 
@@ -83,9 +82,9 @@ class HttpClient:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,  # it would take passwords from ~/.netrc, too, and none beside a token
+                trust_env=False,  # it would also use passwords of ~/.netrc, which conflict with a token
             )
-        sent = {**self._headers, **(headers or {})}  # not the session's own, which a proxy would be sent too
+        sent = {**self._headers, **(headers or {})}  # the session's own would also go to the proxy
         content = None
         if body is not None:
             sent["Content-Type"] = "application/json"
@@ -93,7 +92,7 @@ class HttpClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
         try:
             proxy, known_by = _proxy_for(url) if self._proxies else (None, {})
-            # aiohttp counts none of the time in which a server takes no more of the request, as one that is stopped
+            # aiohttp has no timeout for sending, during which a stopped server may read nothing
             async with (
                 asyncio.timeout(CONNECT_SECONDS + seconds) as sending,
                 self._session.request(
@@ -110,16 +109,16 @@ class HttpClient:
             ):
                 sending.reschedule(None)
                 return HttpResponse(url, answer.status, answer.headers, await answer.read())
-        except aiohttp.ConnectionTimeoutError as error:  # a machine that starts, say, whose kernel refuses nothing yet
+        except aiohttp.ConnectionTimeoutError as error:  # such as a machine that is still booting
             raise ConnectionFailed(f"no connection within {CONNECT_SECONDS:g} s") from error
         except TimeoutError as error:
             raise ConnectionFailed(f"no answer in time ({type(error).__name__})", late=True) from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: what is no URL
+        except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: an invalid URL
             raise ConnectionFailed(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
 
     @cached_property
     def _trusted(self) -> ssl.SSLContext:
-        """Whose certificates are believed: the machine's, or those that SSL_CERT_FILE and SSL_CERT_DIR name."""
+        """The machine's certificates, or those that SSL_CERT_FILE and SSL_CERT_DIR name."""
         return ssl.create_default_context()
 
     async def close(self) -> None:
@@ -129,8 +128,9 @@ class HttpClient:
 
 
 def _proxy_for(url: str) -> tuple[str | None, Mapping[str, str]]:
-    """The proxy that the environment names for a server, None where there is none, and the headers by which it knows
-    us: who is named in its URL. One without a scheme speaks HTTP, as curl has it. Raises ValueError for what is no URL.
+    """Return the environment's proxy for a server, None without one, and the headers that authenticate us there.
+
+    A proxy without a scheme speaks HTTP, as in curl. Raises ValueError if `url` is invalid.
     """
     about = urlsplit(url)
     named = None if _is_here(url) else getproxies().get(about.scheme)
@@ -143,7 +143,7 @@ def _proxy_for(url: str) -> tuple[str | None, Mapping[str, str]]:
 
 
 def _is_here(url: str) -> bool:
-    """Whether a URL is of the loopback interface."""
+    """Whether a URL leads to the loopback interface."""
     try:
         host = urlsplit(url).hostname or ""
         return host == "localhost" or ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""What all endpoints share: reading a body, answering JSON, and ending work that nobody waits for any more."""
+"""Shared parts of HTTP endpoints: request bodies, JSON responses, errors and cancellation."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from retcon.core.texts import counted
 class RequestRefused(Exception):
     """A request that is answered by an HTTP error.
 
-    status: of HTTP. kind: a word that programs can rely on. field: path to what is wrong (`calls[3].timeout`), None
-    where it is no field of the body. headers: of the answer. extra: further members of its body.
+    status: of HTTP. kind: a stable identifier for programs. field: path to the invalid field (`calls[3].timeout`), None
+    if no field is at fault. headers: of the response. extra: further members of its body.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class RequestRefused(Exception):
 T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 Shape = Callable[[RequestRefused], dict[str, Any]]
-"""The body of a refusal, as an API has it."""
+"""Renders the body of an error response in one API's format."""
 DISCARDED_BODIES = 4
-"""Of a body that is too long, this many times the limit is still read, so that its sender gets to read the answer."""
+"""Multiple of the limit up to which a body is still read, so that its sender can read the response."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON. Text that is no Unicode (lone surrogates, which JSON can carry and UTF-8 cannot) is escaped."""
+    """Encode a value as JSON; lone surrogates, which UTF-8 cannot hold, are escaped."""
     try:
         return _encoder.encode(value)
     except UnicodeEncodeError:
@@ -77,12 +77,12 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 
 
 def error_response(refused: RequestRefused, shape: Shape, headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to a request that is not served. headers: beside the refusal's own."""
+    """Render a refusal as a response. headers: added to the refusal's own."""
     return json_response(shape(refused), refused.status, {**refused.headers, **(headers or {})})
 
 
 def with_error_responses(handler: Handler, shape: Shape) -> Handler:
-    """The handler, its refusals answered in the shape that its API has for errors."""
+    """Wrap a handler so that refusals become error responses of its API."""
 
     async def endpoint(request: Request) -> Response:
         try:
@@ -98,28 +98,29 @@ def with_error_responses(handler: Handler, shape: Shape) -> Handler:
 def exception_handlers(
     paths: Sequence[str], shape: Shape
 ) -> dict[Any, Callable[[Request, Exception], Awaitable[Response]]]:
-    """Handlers of an application's exceptions: for what none of its routes takes, as the path or the method is wrong,
-    and for faults of this program, whose traceback goes to the log, not to the client. paths: of the routes."""
+    """Return exception handlers of an application: for unknown paths and methods, and for internal errors.
 
-    async def no_such(request: Request, error: Exception) -> Response:
+    Tracebacks go to the log, not to the client. paths: of the routes."""
+
+    async def not_found(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             raise error
-        said = error.detail
+        reason = error.detail
         if error.status_code == HTTPStatus.NOT_FOUND:
-            said = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
+            reason = f"nothing is at {request.url.path}{nearest(request.url.path, paths)}"
         elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-            said = f"{request.url.path} does not take {request.method}"
-        return error_response(RequestRefused(error.status_code, "no_such_endpoint", said), shape, error.headers)
+            reason = f"{request.url.path} does not take {request.method}"
+        return error_response(RequestRefused(error.status_code, "no_such_endpoint", reason), shape, error.headers)
 
-    async def broken(_: Request, error: Exception) -> Response:
-        said = f"{type(error).__name__}: see the server's log"
-        return error_response(RequestRefused(500, "internal", said), shape)
+    async def internal_error(_: Request, error: Exception) -> Response:
+        reason = f"{type(error).__name__}: see the server's log"
+        return error_response(RequestRefused(500, "internal", reason), shape)
 
-    return {HTTPException: no_such, Exception: broken}
+    return {HTTPException: not_found, Exception: internal_error}
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """Raises RequestRefused (413) where it is longer than `limit` bytes, ClientDisconnected where it breaks off."""
+    """Read a request's body. Raises RequestRefused (413) above `limit` bytes, ClientDisconnected."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -149,15 +150,15 @@ def _too_long(size: int, limit: int, *, at_least: bool = False) -> RequestRefuse
 
 
 class ClientDisconnected(Exception):
-    """Whoever asked has closed the connection."""
+    """The client has closed the connection."""
 
 
 async def cancel_on_disconnect(
     request: Request, work: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """What `work` comes to. It is cancelled, and ClientDisconnected raised, when the client closes the connection.
+    """Return the result of `work`, unless the client disconnects first.
 
-    undo: of a result that came and that nobody is there to read.
+    Then `work` is cancelled and ClientDisconnected raised. undo: called with a result whose client has disconnected.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(wait_for_disconnect(request.receive))
@@ -178,7 +179,7 @@ async def cancel_on_disconnect(
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Waits until the client closes the connection; what it sends before is passed over."""
+    """Wait until the client closes the connection; ignore what it sends before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -188,14 +189,14 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _FIELD = re.compile(r"(?:(unknown)|missing required) field `(.*)`", re.DOTALL)
 _CHOICE = re.compile(r"Invalid enum value '(.*)'", re.DOTALL)
 SHOWN = 100
-"""Characters of a name or value of the caller's that an error repeats."""
+"""Most characters of a client's name or value that an error quotes."""
 
 
 def parse_body(body: bytes, kind: type[Body]) -> Body:
-    """The body as a `kind`.
+    """Parse a body as a `kind`.
 
-    Read by the standard library's parser: it takes lone surrogates, which a model's program may hold, and whose error
-    is then the program's own. Raises RequestRefused (400 for what is no JSON, 422 for what is no `kind`).
+    The standard library's parser accepts lone surrogates, which a model's program may hold: they are then that
+    program's error. Raises RequestRefused (400 if it is not JSON, 422 if it is not a `kind`).
     """
     try:
         data = json.loads(body, parse_constant=_no_number)
@@ -204,8 +205,8 @@ def parse_body(body: bytes, kind: type[Body]) -> Body:
     try:
         return msgspec.convert(data, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _named(str(error), kind) from error
-    except UnicodeEncodeError as error:  # of the name of a field, or of what has to be one of some words
+        raise _describe_invalid(str(error), kind) from error
+    except UnicodeEncodeError as error:  # in a field's name, or in an enum's value
         raise RequestRefused.invalid(None, f"a name in it is not Unicode: {error.reason}") from error
 
 
@@ -213,11 +214,11 @@ def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number in JSON")
 
 
-def _named(message: str, kind: type[msgspec.Struct]) -> RequestRefused:
-    """Name the field, and the nearest valid name or choice of any body of this kind."""
-    # msgspec's own words stand at the end: what the caller wrote may hold the same, thousands of times.
-    said, found, place = message.rpartition(" - at `$")
-    message, path = (said, place.strip(".`")) if found and len(place) <= SHOWN else (message, "")
+def _describe_invalid(message: str, kind: type[msgspec.Struct]) -> RequestRefused:
+    """Return a refusal that names the field and the nearest valid name or choice."""
+    # msgspec's path stands at the end: the client's text may hold the same words thousands of times.
+    reason, found, place = message.rpartition(" - at `$")
+    message, path = (reason, place.strip(".`")) if found and len(place) <= SHOWN else (message, "")
     fields = [
         one for schema in msgspec.json.schema_components([kind])[1].values() for one in schema["properties"].items()
     ]
@@ -244,10 +245,9 @@ RETRY_AFTER_SECONDS = 1
 
 
 class Gate:
-    """Counts the calls inside, running or queued, `room` at most.
+    """Limit on concurrent calls, running or queued: `room` at most.
 
-    A single call that finds no room is refused at once. Calls of a batch, whose request the service holds anyway, may
-    wait for room instead.
+    A single call beyond it is refused at once. Calls of a batch, whose request the service holds anyway, may wait.
     """
 
     def __init__(self, room: int) -> None:
@@ -255,7 +255,7 @@ class Gate:
         self._places = asyncio.Semaphore(room)
 
     async def enter(self, *, patient: bool = False) -> None:
-        """Raises RequestRefused (503 with Retry-After) where there is no room, unless the call is patient."""
+        """Take a place. Without room a patient call waits, others raise RequestRefused (503 with Retry-After)."""
         if not patient and self._places.locked():
             raise RequestRefused(
                 503,
@@ -279,8 +279,8 @@ _OPEN_SESSIONS = "/v1/sessions/"
 
 
 @dataclass(slots=True)
-class Draining:
-    """seconds: for what is open; 0: it gets none. busy: how many calls and sessions are open. Begins with `begin`."""
+class DrainState:
+    """State of a graceful shutdown. seconds: for what is open, 0: none. busy: counts open calls and sessions."""
 
     seconds: float
     busy: Callable[[], int]
@@ -295,11 +295,11 @@ class Draining:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is open any more, or its time is up."""
+        """Whether nothing is open any more or the time is up."""
         return self._until is not None and (time.monotonic() >= self._until or not self.busy())
 
     def refused(self, method: str, path: str) -> RequestRefused | None:
-        """What a request is told that would begin something; also whoever asks whether the server is there."""
+        """Return the refusal of new work and of health checks; None for other requests."""
         if not self.on or path.startswith(_OPEN_SESSIONS) or (method == "GET" and path != "/health"):
             return None
         return RequestRefused(503, "draining", "this server is about to end and takes nothing new: ask another one")
@@ -314,12 +314,11 @@ _ENDED = RequestRefused(
 _HOST = re.compile(r"\[([^]]*)](?::\d*)?|([^:]*)(?::\d*)?")
 
 
-class Front:
-    """Asks for the token and counts answers, around everything else. A request whose task is cancelled, as the server
-    ends before its answer begins, is told to ask another one (503).
+class AccessMiddleware:
+    """Outermost middleware: checks the token, and counts responses by HTTP status.
 
-    token: that requests must carry, None to ask for none. open_paths: answered without it. shape: of an error's body.
-    answered: how many requests were, by HTTP status. draining: what the server does before it ends, if anything.
+    A request that is cancelled at shutdown, before its response begins, gets a 503. token: that requests must carry, if
+    not None. open_paths: served without it. shape: of an error's body. draining: graceful shutdown, if any.
     """
 
     def __init__(
@@ -329,7 +328,7 @@ class Front:
         open_paths: Sequence[str],
         shape: Shape,
         answered: Counter[int],
-        draining: Draining | None = None,
+        draining: DrainState | None = None,
     ) -> None:
         self._app = app
         self.draining = draining
@@ -372,20 +371,19 @@ class Front:
         if self._wanted is not None:
             if hmac.compare_digest(given.get(b"authorization", b""), self._wanted):
                 return None
-            said = "give the server's token: Authorization: Bearer …"
-            return RequestRefused(401, "unauthorized", said, headers={"WWW-Authenticate": "Bearer"})
-        if b"origin" in given:  # any page may send requests to its reader's own machine, and browsers say that it did
+            reason = "give the server's token: Authorization: Bearer …"
+            return RequestRefused(401, "unauthorized", reason, headers={"WWW-Authenticate": "Bearer"})
+        if b"origin" in given:  # browsers set it when a page sends requests to its reader's machine
             return RequestRefused(403, "from_a_browser", "a server without a token takes no requests of web pages")
         host = given.get(b"host", b"").decode("latin-1")
-        if _is_here((scope.get("server") or ("",))[0]) and not _is_no_pages_name(host):
-            said = f"a server without a token takes no requests for {host!r}, as a page of that name may send them"
-            return RequestRefused(403, "from_a_browser", f"{said}: ask for localhost, or give the server a token")
+        if _is_here((scope.get("server") or ("",))[0]) and not _is_not_public(host):
+            reason = f"a server without a token takes no requests for {host!r}, as a page of that name may send them"
+            return RequestRefused(403, "from_a_browser", f"{reason}: ask for localhost, or give the server a token")
         return None
 
 
 def _is_here(address: str) -> bool:
-    """Whether it is one of this machine's addresses that only this machine reaches; of IPv4's also as a server that
-    listens on `::` is told of them, `::ffff:127.0.0.1`."""
+    """Whether it is a loopback address; also IPv4's as a server on `::` sees it, `::ffff:127.0.0.1`."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -393,11 +391,11 @@ def _is_here(address: str) -> bool:
     return (getattr(found, "ipv4_mapped", None) or found).is_loopback
 
 
-def _is_no_pages_name(host: str) -> bool:
-    """Whether a `Host` is an address, localhost, or a name without a dot: none that lies in anyone's domain.
+def _is_not_public(host: str) -> bool:
+    """Whether a `Host` is an address, localhost or a name without a dot, so in no public domain.
 
-    A name that does may be made to lead here while a page of that name is shown: to the browser the server is then the
-    page's own, and it sends no `Origin` with what it reads.
+    A public name can be pointed here while a page of that name is open (DNS rebinding): the browser then takes the
+    server for the page's own, and sends no `Origin` with reads.
     """
     found = _HOST.fullmatch(host)
     if found is None:

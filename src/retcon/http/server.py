@@ -1,4 +1,4 @@
-"""Listening: the socket, the server around the application, and its orderly end."""
+"""Listening socket, uvicorn server and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from retcon.core.errors import RetconError
-from retcon.http.endpoints import Draining
+from retcon.http.endpoints import DrainState
 
 BACKLOG = 2048
 GRACE_SECONDS = 10
-"""How long calls in flight may go on after the server was told to stop."""
+"""Time that calls in flight have after a stop signal."""
 LAST_SECONDS = 45
-"""When it is ended all the same: what is in flight, then the sandbox's own processes, have had their time."""
+"""Time until the process is killed: enough for calls in flight, then for the sandbox's processes."""
 
 
 class AddressUnavailable(RetconError):
-    """A service cannot listen where it was told to: says why, and what to choose instead."""
+    """A service cannot listen on the given address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens. port: 0 takes any free one. Raises AddressUnavailable."""
+    """Open a listening socket. port: 0 takes any free one. Raises AddressUnavailable."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-    except (OSError, UnicodeError) as error:  # of the latter kind: what can be no host's name
+    except (OSError, UnicodeError) as error:  # UnicodeError: an invalid host name
         raise AddressUnavailable(f"--host {host}: {getattr(error, 'strerror', None) or error}") from error
     opened = socket.socket(family, kind, protocol)
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,7 +50,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def url_of(opened: socket.socket) -> str:
-    """The URL of a listening socket."""
+    """Return the URL of a listening socket."""
     host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -61,7 +61,7 @@ def is_local(opened: socket.socket) -> bool:
 
 
 def allow_many_connections() -> int:
-    """Raise this process's limit on open files as far as it goes; what it is then."""
+    """Raise this process's limit on open files to its maximum; return that."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard or soft == resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -69,11 +69,11 @@ def allow_many_connections() -> int:
 
 
 class StopSignals:
-    """Handles SIGINT and SIGTERM from now on: a server that starts later ends at once.
+    """Handler of SIGINT and SIGTERM from now on: a server that starts later ends at once.
 
     While a server runs it handles them itself, and raises them once more, to this, when it has shut down.
 
-    last_seconds: after the first of them the process is ended by the kernel (SIGALRM), whatever it is stuck in then.
+    last_seconds: after the first signal, until the kernel ends the process (SIGALRM) even if it is stuck.
     """
 
     def __init__(self, last_seconds: int = LAST_SECONDS) -> None:
@@ -87,14 +87,14 @@ class StopSignals:
         self._server = server
         server.should_exit = self._asked
 
-    def told(self) -> None:
-        """The end has been asked for."""
+    def request_stop(self) -> None:
+        """Record that a stop was requested, and start the alarm."""
         if not self._asked:
             self._asked = True
             signal.alarm(self.last_seconds)
 
     def _stop(self, number: int, frame: object) -> None:
-        self.told()
+        self.request_stop()
         if self._server is not None:
             self._server.should_exit = True
 
@@ -105,10 +105,11 @@ async def serve(
     signals: StopSignals,
     *,
     grace: int = GRACE_SECONDS,
-    draining: Draining | None = None,
+    draining: DrainState | None = None,
 ) -> None:
-    """Serve until a signal; then what is in flight has `grace` seconds to end. draining: what is done before, until a
-    second signal at most, which ends what is in flight too."""
+    """Serve until a signal; then calls in flight have `grace` seconds.
+
+    draining: comes first; a second signal ends it, and calls in flight."""
     server = _server(app, signals, grace, draining)
     signals.watch(server)
     await server.serve(sockets=[opened])
@@ -116,7 +117,7 @@ async def serve(
 
 @asynccontextmanager
 async def run_in_loop(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]:
-    """A server in this event loop for as long as the block lasts; its URL. Signals stay with whoever handles them."""
+    """Run a server in this event loop within the block; yield its URL. It handles no signals."""
     server = _server(app)
     task = asyncio.create_task(server.serve(sockets=[opened]))
     try:
@@ -127,21 +128,21 @@ async def run_in_loop(app: ASGIApp, opened: socket.socket) -> AsyncIterator[str]
 
 
 class _Server(uvicorn.Server):
-    """Tells `signals` too of those that it handles while it runs. Drains, where that is asked for, before it exits."""
+    """uvicorn server that drains, if asked for, before it exits. signals: informed of those it handles."""
 
-    def __init__(self, config: uvicorn.Config, signals: StopSignals | None, draining: Draining | None) -> None:
+    def __init__(self, config: uvicorn.Config, signals: StopSignals | None, draining: DrainState | None) -> None:
         super().__init__(config)
         self._signals, self._draining = signals, draining
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Those of a block's server are others' to handle: Ctrl-C is for what the block does, not for the server."""
+        """Leave signals alone in `run_in_loop`: Ctrl-C is for the block, not for the server."""
         with super().capture_signals() if self._signals is not None else nullcontext():
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._signals is not None:
-            self._signals.told()
+            self._signals.request_stop()
         if self._draining is None or not self._draining.seconds or self._draining.on:
             self.force_exit = self.force_exit or (self._draining is not None and self._draining.on)
             super().handle_exit(sig, frame)
@@ -154,10 +155,10 @@ class _Server(uvicorn.Server):
             await asyncio.wait([ending], timeout=0.2)
             while not (ending.done() or self.force_exit):
                 await asyncio.wait([ending], timeout=0.2)
-            if self.force_exit:  # else what has outlasted its grace is cancelled already
+            if self.force_exit:  # else calls beyond their grace are cancelled already
                 for task in self.server_state.tasks:
                     task.cancel()
-            await ending  # since Python 3.12 it waits for open connections, too
+            await ending  # since Python 3.12 it also waits for open connections
         finally:
             ending.cancel()
 
@@ -171,13 +172,13 @@ def _server(
     app: ASGIApp,
     signals: StopSignals | None = None,
     grace: int = GRACE_SECONDS,
-    draining: Draining | None = None,
+    draining: DrainState | None = None,
 ) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
             lifespan="off",
-            http="h11",  # httptools, where it is installed, bounds no header
+            http="h11",  # httptools has no limit on headers
             ws="none",
             access_log=False,
             server_header=False,

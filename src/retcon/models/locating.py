@@ -23,7 +23,7 @@ from pathlib import Path
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
 from retcon.core.installing import how_to_fetch, how_to_install
 from retcon.core.texts import is_url
-from retcon.store.whole import explained, whole_folder
+from retcon.store.whole import storage_errors, whole_folder
 
 try:
     from safetensors import SafetensorError
@@ -239,7 +239,7 @@ def _make_once(target: Path, make: Callable[[Path], None]) -> Path:
     """
     if target.is_dir():
         return target
-    with explained(target):
+    with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.with_name(f".{target.name}.lock").open("w") as lock:  # released with the process, however it ends
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -28,7 +28,7 @@ from retcon.core.types import Trajectory, to_sample, token_count
 from retcon.models.locating import locate
 from retcon.plugins.losses import check_loss_supported
 from retcon.rollout.group import rollout_group
-from retcon.rollout.lengths import check_lengths, fitting, prompt_ids, warn_of_long
+from retcon.rollout.lengths import check_lengths, count_prompt_ids, drop_long_prompts, warn_of_long_prompts
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
@@ -169,9 +169,11 @@ class Rollouts:
                 looked.append(task)
                 yield task
 
-        tasks = list(islice(fitting(drawn(), chat, limit), count))
+        tasks = list(islice(drop_long_prompts(drawn(), chat, limit), count))
         kept = {task.id for task in tasks}
-        warn_of_long([prompt_ids(chat, task) for task in looked if task.id not in kept], len(looked), limit)
+        warn_of_long_prompts(
+            [count_prompt_ids(chat, task) for task in looked if task.id not in kept], len(looked), limit
+        )
         return self._dataset(tasks)
 
     def _within(self, count: int) -> list[Task]:

@@ -24,7 +24,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError, SandboxUnavailable
 from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
-from retcon.rollout.lengths import Derived, open_keys, with_lengths
+from retcon.rollout.lengths import DerivedLength, open_keys, with_lengths
 from retcon.rollout.state import TurnState, open_tools
 from retcon.tasks.registry import TaskSet, graded, training_prompts
 from retcon.tasks.types import Task
@@ -32,7 +32,7 @@ from retcon.tools.types import AnyTool
 
 OWN = "retcon"
 """The key under which a state has its tools, a row its task, and the extras of a step its repair."""
-CHARS = Derived("sandbox.output_chars", 2000, "the model, and how much it takes, are verifiers' to know")
+CHARS = DerivedLength("sandbox.output_chars", 2000, "the model, and how much it takes, are verifiers' to know")
 """Of an observation, where the recipe leaves it open."""
 
 

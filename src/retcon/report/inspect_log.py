@@ -19,7 +19,7 @@ from retcon.evaluate.card import as_text, card_of
 from retcon.evaluate.result import Result, Setting, read_result, tokens_read
 from retcon.evaluate.statistics import standard_error
 from retcon.store import jsonl
-from retcon.store.whole import explained
+from retcon.store.whole import storage_errors
 from retcon.tasks.types import Task
 
 SUFFIX = ".eval"
@@ -120,7 +120,7 @@ def _write_log(path: Path, spec: Any, rollouts: Sequence[Trajectory], tasks: Map
         stats=EvalStats(started_at=spec.created, completed_at=spec.created, model_usage=usage),
         samples=samples,
     )
-    with explained(path):
+    with storage_errors(path):
         write_eval_log(log, str(path))
 
 

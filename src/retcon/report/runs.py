@@ -15,7 +15,7 @@ from retcon.evaluate.result import Result, read_result
 from retcon.runs.folder import NAME
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.store import jsonl
-from retcon.store.compression import read_once
+from retcon.store.compression import drop_duplicates
 from retcon.store.jsonl import head
 from retcon.store.lines import SUFFIX
 
@@ -110,7 +110,7 @@ def showcase_in(folder: Path) -> tuple[Trajectory, Path] | None:
 
 
 def _latest_first(folder: Path) -> Iterator[Path]:
-    yield from sorted(read_once((folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
+    yield from sorted(drop_duplicates((folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
 
 
 LOOK = 400
@@ -220,8 +220,8 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
 def some_trajectories(run: RunSummary) -> tuple[Trajectory | None, list[Trajectory]]:
     """Return a repaired trajectory, and the shortest passed and failed ones. They come from the last stored steps, or
     from the evaluation."""
-    files = sorted(read_once((run.folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
-    files = files or sorted(p for p in read_once(run.folder.glob("trajectories-*.jsonl*")) if p.suffix != SUFFIX)
+    files = sorted(drop_duplicates((run.folder / "trajectories").glob("step-*.jsonl*")), reverse=True)
+    files = files or sorted(p for p in drop_duplicates(run.folder.glob("trajectories-*.jsonl*")) if p.suffix != SUFFIX)
     first: Trajectory | None = None
     others: list[Trajectory] = []
     for file in files:

@@ -1,1 +1,1 @@
-"""One trajectory from prompt to end, groups of them, and the lookahead."""
+"""Rollouts: single trajectories, groups and the lookahead."""

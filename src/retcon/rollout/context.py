@@ -47,17 +47,17 @@ class Faults:
 
     @property
     def first(self) -> str:
-        """The first reason; empty if there is none."""
+        """The first reason; empty without faults."""
         return next(iter(self._why), "")
 
     @property
     def why(self) -> str:
-        """The most frequent reason, as a clause to append; empty if there is none."""
+        """The most frequent reason, as a clause to append; empty without faults."""
         return f", most often as {self._why.most_common(1)[0][0]}" if self._why else ""
 
 
 def count_ungraded(rollouts: Iterable[Trajectory]) -> tuple[int, int]:
-    """Return how many answers were not graded, and how many answers there are.
+    """Return the number of ungraded answers, and of all answers.
 
     A rollout answered if its last turn is complete and calls nothing, or if its harness returned text.
     """
@@ -98,7 +98,7 @@ class RolloutLimits:
 
 @dataclass(frozen=True, slots=True)
 class SubcallLimits:
-    """Limits of the model calls that a rollout's programs make, for the whole tree below it.
+    """Limits of model calls by programs, for the tree below a rollout.
 
     Args:
         depth: levels of rollouts below the root; deeper ones are answered by the model alone.
@@ -116,7 +116,7 @@ class SubcallLimits:
 
 @dataclass(frozen=True, slots=True)
 class HarnessResult:
-    """Result of an external agent loop, with its reward if it gave one.
+    """Result of an external agent loop, perhaps with a reward.
 
     answer: graded in place of the model's last message, unless None.
     """

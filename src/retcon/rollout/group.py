@@ -19,7 +19,7 @@ from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
 from retcon.tasks.registry import Grade, as_returned, graded
 from retcon.tasks.types import Task
-from retcon.tools.forks import Forkable
+from retcon.tools.forks import ForkableTool
 from retcon.tools.types import CHECKPOINTS, StatefulTool
 
 
@@ -37,7 +37,7 @@ async def rollout_member(
     """Run and grade one member of a group, `{task.id}/{step}/{index}`.
 
     It has the repair with the context's probability, drawn from (seed, step, task, index); its sampling seed does not
-    depend on that draw. After an infrastructure fault its reward is None. after, watch: see `run_rollout`; a harness
+    depend on that draw. An infrastructure fault leaves its reward None. after, watch: see `run_rollout`; a harness
     supports neither.
     """
     encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
@@ -76,7 +76,7 @@ REPAIRED = 3
 async def branching_group(
     task: Task, context: RolloutContext, *, count: int, seed: int, step: int, grade: Grade, first: int
 ) -> list[Trajectory]:
-    """Return `count` graded rollouts of one task, branching by the context's strategy (`Trajectory.branch`).
+    """Return `count` graded rollouts of one task, branching by the context's strategy.
 
     Whether rollouts have the repair is drawn once for each tree. An infrastructure fault ends one rollout, any other
     error all of them. first: index of the first rollout.
@@ -118,7 +118,7 @@ class _Group:
     ) -> None:
         self._task, self._strategy, self._seed, self._step, self._grade = task, strategy, seed, step, grade
         self._first = first
-        self._forkable = [Forkable(tool) for tool in context.tools.values() if isinstance(tool, StatefulTool)]
+        self._forkable = [ForkableTool(tool) for tool in context.tools.values() if isinstance(tool, StatefulTool)]
         self._context = replace(
             context,
             tools={**context.tools, **{tool.name: tool for tool in self._forkable}},
@@ -165,7 +165,7 @@ class _Group:
         except BaseException:
             await cancel_all(self._running)
             for tool in self._forkable:
-                await tool.all_over()  # also of branches that never ran
+                await tool.end_all()  # also of branches that never ran
             raise
 
     def _begin(self, member: _Member) -> None:
@@ -183,17 +183,17 @@ class _Group:
                 step=self._step,
                 grade=self._grade,
                 after=member.after,
-                watch=partial(self._look, member),
+                watch=partial(self._offer_branches, member),
             )
         finally:
             for tool in self._forkable:
-                await tool.over(self._id(member.index))
+                await tool.end(self._id(member.index))
         self._made[member.index] = replace(made, branch=member.branch)
 
     def _id(self, index: int) -> str:
         return member_id(self._task, self._step, self._first + index)
 
-    async def _look(self, member: _Member, history: Trajectory, generation: Generation) -> None:
+    async def _offer_branches(self, member: _Member, history: Trajectory, generation: Generation) -> None:
         """Let the strategy branch others off before the member's next turn, which was just generated."""
         turn = len(history.turns)
         if member.branch is not None and turn == member.branch.turns:
@@ -225,17 +225,17 @@ class _Group:
                 branch=branch,
                 in_a_row=member.in_a_row,
             )
-            if await self._forked(history.id, self._id(index), tokens):
+            if await self._fork_state(history.id, self._id(index), tokens):
                 self._begin(child)
 
-    async def _forked(self, source: str, branch: str, tokens: int) -> bool:
+    async def _fork_state(self, source: str, branch: str, tokens: int) -> bool:
         """Fork the tools and the engine's cache; False if a state is unavailable, so that there is no branch."""
         try:
             for tool in self._forkable:
                 await tool.fork(source, branch)
         except (CheckpointRefused, InfrastructureFault):
             for tool in self._forkable:
-                await tool.over(branch)
+                await tool.end(branch)
             return False
         if isinstance(self._context.engine, Forks):
             self._context.engine.fork(branch, source, tokens)

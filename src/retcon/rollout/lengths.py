@@ -1,4 +1,4 @@
-"""Derive token limits that the recipe leaves open, from the model's context and the tasks' prompts.
+"""Token limits that the recipe leaves open, from context and prompts.
 
     context ├ prompt ┤├──────── room ────────┤├─ lookahead ─┤
             └────────── max_tokens ──────────┘
@@ -36,7 +36,7 @@ class PromptError(RecipeError):
     """Prompts of tasks do not fit, or the model's template refuses them."""
 
 
-def prompt_ids(chat: Chat, task: Task) -> int:
+def count_prompt_ids(chat: Chat, task: Task) -> int:
     """Return the number of ids of a task's prompt. Raises PromptError if the model's template refuses it."""
     from retcon.chat.template import Refused  # which is there already, with the chat
 
@@ -46,7 +46,7 @@ def prompt_ids(chat: Chat, task: Task) -> int:
         raise PromptError(f"task {task.id}: {error}") from error
 
 
-def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
+def drop_long_prompts(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task]:
     """Yield the tasks whose prompts leave room for at least one token.
 
     Raises PromptError if PATIENCE tasks in a row do not fit, or none does.
@@ -54,7 +54,7 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
     left_out: list[int] = []
     any_fitted = False
     for task in tasks:
-        length = prompt_ids(chat, task)
+        length = count_prompt_ids(chat, task)
         if length < max_tokens:
             left_out, any_fitted = [], True
             yield task
@@ -69,7 +69,7 @@ def fitting(tasks: Iterable[Task], chat: Chat, max_tokens: int) -> Iterator[Task
         )
 
 
-def warn_of_long(long: Sequence[int], looked: int, max_tokens: int) -> None:
+def warn_of_long_prompts(long: Sequence[int], looked: int, max_tokens: int) -> None:
     """Warn (TaskWarning) of prompts that are left out. long: their lengths, among `looked` prompts."""
     if long:
         warnings.warn(
@@ -83,7 +83,7 @@ def warn_of_long(long: Sequence[int], looked: int, max_tokens: int) -> None:
 
 def check_lengths(tasks: Sequence[Task], chat: Chat, max_tokens: int, what: str) -> None:
     """Raises RecipeError if a prompt leaves no room to answer. what: names the tasks, such as `problems`."""
-    lengths = {task.id: prompt_ids(chat, task) for task in tasks}
+    lengths = {task.id: count_prompt_ids(chat, task) for task in tasks}
     long = {id: length for id, length in lengths.items() if length >= max_tokens}
     if long:
         id, longest = max(long.items(), key=lambda item: item[1])
@@ -103,7 +103,7 @@ UNKNOWN_CONTEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Derived:
+class DerivedLength:
     """A derived value of a recipe's open key, with the reason."""
 
     key: str
@@ -131,14 +131,14 @@ def open_keys(recipe: Recipe) -> list[str]:
     return [f"{s}.{k}" for s, names in keys.items() for k in names if k not in getattr(recipe, s).model_fields_set]
 
 
-def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> list[Derived]:
+def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> list[DerivedLength]:
     """Derive values for `open_keys`. context: the model's, in tokens. Raises RecipeError if prompts leave no room."""
     missing = open_keys(recipe)
     if not missing:
         return []
-    prompts = look_at(_some(tasks), chat, context)
+    prompts = measure_prompts(_some(tasks), chat, context)
     whole = recipe.rollout.max_tokens
-    found: list[Derived] = []
+    found: list[DerivedLength] = []
     if "rollout.max_tokens" in missing:
         rest = context - prompts.longest
         most = ROOM if recipe.engine.room() is None else max(ROOM, context // 4)
@@ -153,22 +153,22 @@ def derive_lengths(recipe: Recipe, chat: Chat, tasks: TaskSet, context: int) -> 
             f"{whole - prompts.longest} more for "
         )
         limit = "what the model writes" if whole - prompts.longest == most else f"an answer, of a context of {context}"
-        found.append(Derived("rollout.max_tokens", whole, why + limit))
+        found.append(DerivedLength("rollout.max_tokens", whole, why + limit))
     room = max(1, whole - prompts.longest)
     if "rollout.lookahead_tokens" in missing:
         value = max(0, min(room // 2, context - whole))
         found.append(
-            Derived("rollout.lookahead_tokens", value, f"half as much again as the {room} tokens of an answer")
+            DerivedLength("rollout.lookahead_tokens", value, f"half as much again as the {room} tokens of an answer")
         )
     if "sandbox.output_chars" in missing:
         turns = recipe.rollout.max_turns
         value = max(LEAST_CHARS, int(room / 2 / turns * prompts.chars) // 50 * 50)
         why = f"half of those {room} tokens for {turns} observations, {prompts.chars:.1f} characters a token"
-        found.append(Derived("sandbox.output_chars", value, why))
+        found.append(DerivedLength("sandbox.output_chars", value, why))
     return found
 
 
-def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
+def with_lengths(recipe: Recipe, derived: Sequence[DerivedLength]) -> Recipe:
     """Return the recipe with these values set."""
     for one in derived:
         section, _, key = one.key.partition(".")
@@ -177,9 +177,9 @@ def with_lengths(recipe: Recipe, derived: Sequence[Derived]) -> Recipe:
     return recipe
 
 
-def look_at(tasks: Sequence[Task], chat: Chat, context: int) -> PromptLengths:
+def measure_prompts(tasks: Sequence[Task], chat: Chat, context: int) -> PromptLengths:
     """Measure the tasks' prompts. If the longest takes half of the context, the 99th percentile counts instead."""
-    lengths = sorted(prompt_ids(chat, task) for task in tasks)
+    lengths = sorted(count_prompt_ids(chat, task) for task in tasks)
     if not lengths:
         return PromptLengths(0, 0, 4.0)
     longest = lengths[-1] if lengths[-1] <= context // 2 else lengths[-(-99 * (len(lengths) - 1) // 100)]

@@ -59,10 +59,10 @@ class TurnSampler:
         run: Run,
         on_generation: OnGeneration | None = None,
     ) -> Turn:
-        """Generate the turn after `history` (ids, (T,)), at most `room` ids, and run its calls.
+        """Generate a turn of at most `room` ids, and run its calls.
 
-        number, attempt: index of the turn, and of the attempt at it (0 is the first); they name the random stream and
-        the calls. Raises InfrastructureFault if the engine cannot be reached or a tool's state is unavailable.
+        history: ids, (T,). number, attempt: indices of turn and attempt (0 is the first), which name the random stream
+        and the calls. Raises InfrastructureFault if the engine cannot be reached or a tool's state is unavailable.
         """
         params = replace(
             self.sampling,
@@ -86,7 +86,7 @@ class TurnSampler:
         return Turn((written, *answered), parsed.calls, observations, stop="call", entropy=entropy)
 
     async def scored(self, history: Sequence[int], turn: Turn) -> Turn:
-        """Return the turn with log-probs of its spliced tokens after `history`, None from an engine that has none.
+        """Return the turn with log-probs of its spliced tokens, given `history`.
 
         Raises InfrastructureFault if the engine cannot be reached.
         """
@@ -117,7 +117,7 @@ def has_tool_fault(turn: Turn) -> bool:
 
 
 def truncate_to(turns: Sequence[Turn], room: int, chat: Chat) -> Sequence[Turn]:
-    """Return the turns with at most `room` ids, cut at the end of the last turn's segments.
+    """Cut the last turn so that all have at most `room` ids.
 
     Its `observations` stay whole. Sampled ids always fit, so none of them is lost.
     """
@@ -155,7 +155,7 @@ class TurnLookahead:
         self.made: list[Turn] = []
 
     async def begin(self) -> None:
-        """See `TurnState.keep_failure`."""
+        """Checkpoint the failure; see `TurnState.keep_failure`."""
         await self._state.keep_failure()
 
     async def attempt(self, shown: Sequence[Turn]) -> Turn | None:
@@ -189,7 +189,7 @@ class TurnLookahead:
         return used < self._limits.max_tokens or (used == self._limits.max_tokens and turns[-1].stop == "answer")
 
     async def settle(self, failure: Turn, committed: Sequence[Turn]) -> list[Turn]:
-        """Score the turns that a repair commits, and leave the tools as the last of their calls left them.
+        """Score a repair's turns, and put the tools into their last state.
 
         Raises InfrastructureFault.
         """
@@ -291,7 +291,7 @@ async def run_rollout(
 async def _repaired(
     repair: Repair, turn: Turn, lookahead: TurnLookahead, lost: Callable[[str], None]
 ) -> tuple[Sequence[Turn], Stop | None]:
-    """Return the turns to commit for a failed turn: its repair, scored, or the failure itself if there is none.
+    """Return the turns to commit for a failed turn: its scored repair, or the failure itself.
 
     An infrastructure fault also ends the rollout.
     """

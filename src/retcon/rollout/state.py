@@ -1,4 +1,4 @@
-"""Tools of one trajectory, and the rollback of stateful ones with its history."""
+"""Tools of one trajectory, and rollback of the stateful ones."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Handler = Callable[[ToolCall], Awaitable[Observation]]
 async def run_calls(
     calls: Sequence[ToolCall], tools: Mapping[str, Handler], specs: Mapping[str, ToolSpec] | None = None
 ) -> tuple[Observation, ...]:
-    """Run calls one after the other, as a later one may need an earlier one's state; one observation each.
+    """Run calls in order, each on the state of those before.
 
-    specs: of tools whose arguments are checked first.
+    specs: of tools whose arguments are checked first. Returns one observation for each call.
     """
     return tuple([await _run(call, tools, specs or {}) for call in calls])
 
@@ -40,7 +40,7 @@ async def _run(call: ToolCall, tools: Mapping[str, Handler], specs: Mapping[str,
             return Observation(call.id, f"malformed call: {wrong}", "malformed", "MalformedCall")
     try:
         with faults_of(call.name):
-            return _said(call, await tools[call.name](call))
+            return _check_observation(call, await tools[call.name](call))
     except ToolRaised as lost:
         return Observation(call.id, str(lost), "infrastructure", type(lost.__cause__ or lost).__name__)
 
@@ -54,8 +54,8 @@ def faults_of(tool: str) -> AbstractContextManager[None]:
     return reraise_as(ToolRaised, f"the tool '{tool}'")
 
 
-def _said(call: ToolCall, given: object) -> Observation:
-    """Return the observation of a call; ToolRaised if it is not one."""
+def _check_observation(call: ToolCall, given: object) -> Observation:
+    """Return a call's observation. Raises ToolRaised if it is not one."""
     if not isinstance(given, Observation) or given.call_id != call.id:
         what = f"{given!r:.80}, where an Observation of the call '{call.id}' belongs"
     elif not isinstance(given.text, str):
@@ -101,16 +101,16 @@ class OpenTools:
 
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         """Run calls in order. Raises InfrastructureFault if a tool cannot be opened."""
-        await self.reach(calls)
+        await self.open_for(calls)
         return await run_calls(calls, self._handlers, self._specs)
 
-    def reaches(self, calls: Sequence[ToolCall]) -> bool:
+    def needs_state(self, calls: Sequence[ToolCall]) -> bool:
         """Whether one of the calls goes to a stateful tool."""
         return any(call.name in self._stateful and not call.malformed for call in calls)
 
-    async def reach(self, calls: Sequence[ToolCall]) -> bool:
+    async def open_for(self, calls: Sequence[ToolCall]) -> bool:
         """Open the stateful tools if one of the calls needs one; return whether it does."""
-        if not self.reaches(calls):
+        if not self.needs_state(calls):
             return False
         for name, tool in self._stateful.items():
             if name not in self._opened:
@@ -125,7 +125,7 @@ class OpenTools:
         return bool(self._opened)
 
     async def checkpoint(self) -> Checkpoint:
-        """Checkpoint all open tools. Raises CheckpointRefused, without any checkpoint kept, if one cannot."""
+        """Checkpoint all open tools. Raises CheckpointRefused, and keeps no checkpoint, if one refuses."""
         kept: dict[str, str] = {}
         for name, tool in self._opened.items():
             try:
@@ -174,10 +174,10 @@ def _shown(observation: Observation) -> tuple[str, str, str | None]:
 
 
 class TurnState:
-    """Checkpoints of the tools before a turn's calls and after its failure, for its repair.
+    """Checkpoints of the tools around a turn's calls, for its repair.
 
-    Without calls to stateful tools there are none. A turn whose state cannot be kept is not repaired. All methods raise
-    InfrastructureFault if a state is unavailable.
+    One is before the calls, one after their failure; neither exists without calls to stateful tools. A turn whose state
+    cannot be kept is not repaired. All methods raise InfrastructureFault if a state is unavailable.
     """
 
     def __init__(self, tools: OpenTools) -> None:
@@ -185,11 +185,11 @@ class TurnState:
         self._before: Checkpoint | None = None
         self._after: Checkpoint | None = None
         self._refused: CheckpointRefused | None = None
-        self._left = False  # the state after the failure, for an attempt's
+        self._left = False  # whether an attempt has replaced the state after the failure
 
     async def run(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
         """Run the turn's calls after a checkpoint; if that is refused, the observations carry the reason."""
-        if await self._tools.reach(calls):
+        if await self._tools.open_for(calls):
             try:
                 self._before = await self._tools.checkpoint()
             except CheckpointRefused as refused:
@@ -207,23 +207,23 @@ class TurnState:
                 self._before = self._after
 
     async def run_again(self, calls: Sequence[ToolCall]) -> tuple[Observation, ...]:
-        """Roll back to the state before the turn and run another attempt's calls."""
-        if await self._tools.reach(calls) and self._before is None:  # which opened the tools
+        """Roll back the turn, and run another attempt's calls."""
+        if await self._tools.open_for(calls) and self._before is None:  # which opened the tools
             await self.keep_failure()
         if self._before is not None:
             self._left = True
             await self._tools.rollback(self._before)
         return await self._tools.run(calls)
 
-    async def replays_identically(self, said: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
-        """Whether the attempts' calls, run again after the failure, give the same observations.
+    async def replays_identically(self, seen: Sequence[tuple[Sequence[ToolCall], Sequence[Observation]]]) -> bool:
+        """Return whether calls give the same observations after the failure.
 
-        The tools stay as these calls leave them.
+        seen: calls of the attempts, with their observations. The tools stay as these calls leave them.
         """
         await self.restore_failure()
-        if not any(self._tools.reaches(calls) for calls, _ in said):
+        if not any(self._tools.needs_state(calls) for calls, _ in seen):
             return True
-        for calls, observations in said:
+        for calls, observations in seen:
             again = await self._tools.run(calls)
             if any(observation.status == "infrastructure" for observation in again):
                 raise InfrastructureFault("a tool failed on its own account in a repetition")

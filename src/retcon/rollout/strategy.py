@@ -1,4 +1,4 @@
-"""Rollout strategies: how many rollouts start at the prompt, and where others branch off."""
+"""Rollout strategies: where the rollouts of a group start or branch off."""
 
 from __future__ import annotations
 
@@ -99,17 +99,16 @@ class Strategy(Protocol):
 
 
 def check_initial(initial: int, recipe: Recipe) -> None:
-    """Raises ValueError if more rollouts are to start at a prompt than are made of it."""
+    """Check that at most a prompt's rollouts start at it; else raise ValueError."""
     made = recipe.select.made(recipe.rl.group)
     if initial > made:
         raise ValueError(
-            f"strategy: initial = {initial} is more than the {made} rollouts that are made of a prompt (rl.group, "
-            "[select])"
+            f"strategy: initial = {initial} is more than the {made} rollouts of a prompt (rl.group, [select])"
         )
 
 
 class UncertainSection(StrategySection):
-    """Keys and rule of strategies that branch where the model has become unsure."""
+    """Keys and rule of strategies that branch where entropy rises."""
 
     branching: ClassVar[bool] = True
     mechanisms: ClassVar = {"kind": ("no rollout branched off another one", "branches")}
@@ -127,7 +126,7 @@ class UncertainSection(StrategySection):
         return self.entropy_tokens * nats / math.log(vocabulary)
 
     def chance(self, point: Point) -> float:
-        """P, within [0, 1]."""
+        """Return the branching probability P, within [0, 1]."""
         rise = self.summed(point.nats - point.first, point.vocabulary)
         return min(1.0, max(0.0, self.probability + self.entropy_weight * rise))
 

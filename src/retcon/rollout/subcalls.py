@@ -1,4 +1,4 @@
-"""Calls of the model from inside a rollout's programs: each is a child trajectory, within budgets of the whole tree."""
+"""Model calls by a rollout's programs: child trajectories within the tree's budget."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _THOUGHT_END = re.compile(r"</think>|\[/THINK\]")
 
 
 class SubcallBudget:
-    """What the programs of a rollout and of its descendants have used together.
+    """Budget that the programs of a tree of rollouts share.
 
-    calls: of the model. input_tokens, output_tokens: of all children. refused: calls beyond a limit.
+    calls: of the model so far. input_tokens, output_tokens: of all children. refused: calls beyond a limit.
     """
 
     def __init__(self, limits: SubcallLimits) -> None:
@@ -30,7 +30,7 @@ class SubcallBudget:
         self.calls = self.input_tokens = self.output_tokens = self.refused = 0
 
     def refusal(self) -> str | None:
-        """Say which limit is reached, None below all; else count one call."""
+        """Describe the limit that is reached; below all, count one call and return None."""
         limits = self._limits
         used = (
             (self.calls, limits.calls, "calls of the model"),
@@ -73,7 +73,7 @@ class RolloutModel:
     """Implements `ModelCalls` for the programs of one rollout.
 
     Args:
-        task: whose input is `meta["context"]`; the question where there is none.
+        task: whose input is `meta["context"]`, else its question.
         id, seed, place: of the rollout.
         run: runs a child; see `run_rollout`.
         turn: index of the turn whose calls run.
@@ -93,7 +93,7 @@ class RolloutModel:
 
     @property
     def children(self) -> tuple[Trajectory, ...]:
-        """Those that have ended, by turn and id, as threads ask in any order."""
+        """Ended children by turn and id, as threads ask in any order."""
         return tuple(sorted(self._children, key=lambda child: (child.parent and child.parent.turn, child.id)))
 
     @property
@@ -114,7 +114,7 @@ class RolloutModel:
         )
 
     async def _child(self, call: str, prompt: str, task: Task, settings: RolloutContext) -> str:
-        """Run one child and return its answer, or why there is none.
+        """Run one child and return its answer, or an error.
 
         Its id and seed follow from the call and the prompt, not from the order in which threads ask.
         """
@@ -145,7 +145,7 @@ class RolloutModel:
 
 
 def answer_text(child: Trajectory, settings: RolloutContext) -> str:
-    """Return a child's answer without thoughts and markup, or an error that its parent's program reads."""
+    """Return a child's answer without thoughts and markup, or an error."""
     if isinstance(child.returned, str):
         return child.returned
     if child.stop == "infrastructure":

@@ -32,10 +32,18 @@ from retcon.core.errors import CheckpointError, RecordError, RetconError
 from retcon.core.types import Trajectory
 from retcon.runs.metrics import Metrics, read_metrics
 from retcon.runs.tracking import find_trackers
-from retcon.store.index import keep_indexed
+from retcon.store.index import make_indexer
 from retcon.store.jsonl import lines_of
 from retcon.store.members import default_suffix, write_members
-from retcon.store.whole import alone, check_unlocked, explained, remove_partial, synced, write_json, write_whole
+from retcon.store.whole import (
+    check_unlocked,
+    fsync,
+    lock_folder,
+    remove_partial,
+    storage_errors,
+    write_json,
+    write_whole,
+)
 
 LOG = logging.getLogger(__name__)
 PENDING_TOKENS = 4_000_000
@@ -53,7 +61,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 def write_step(folder: Path, step: int, rollouts: Iterable[Trajectory]) -> Path:
     """Write a step's rollouts, replacing earlier ones. Raises StorageError."""
-    with explained(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     old = step_file(folder, step)
     path = folder / f"step-{step:06d}.jsonl{default_suffix()}"
@@ -287,7 +295,7 @@ def check_place(root: Path, recipe: Recipe, about: Mapping[str, Any], skip: Keys
         return True
     if root.is_dir() and any(not p.name.startswith(".") for p in root.iterdir()):
         raise CheckpointError(f"{root} is not empty and has no {NAME}: choose another folder, or empty this one")
-    with explained(root):
+    with storage_errors(root):
         root.mkdir(parents=True, exist_ok=True)
     return False
 
@@ -348,7 +356,7 @@ def lengthen(root: Path, recipe: Recipe, before: int, *, old: Mapping[str, str],
     """
     root = Path(root)
     file = root / NAME
-    with alone(root):
+    with lock_folder(root):
         about = json.loads(file.read_text(encoding="utf-8"))
         check_place(root, recipe, manifest("rl", recipe, old, about["recipe"]["task"].get("name")))
         if (root / FINAL).is_dir():
@@ -525,7 +533,7 @@ class RunFolder:
     def at_work(self) -> Iterator[None]:
         """Lock the folder for training. Removes what a killed process left half written. Raises CheckpointError where
         another process trains here."""
-        with alone(self.root):
+        with lock_folder(self.root):
             for folder in (self.root, self.root / "checkpoints", self.root / "trajectories"):
                 remove_partial(folder)
             try:
@@ -570,7 +578,7 @@ class RunFolder:
         """Append a step's metrics, handed to the system at once. Raises StorageError where the disk refuses."""
         # A number that is not finite is no JSON: the run could not be read any more, nor go on.
         known = {name: None if value is None or not math.isfinite(value) else value for name, value in line.items()}
-        with explained(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
+        with storage_errors(self.metrics), self.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(known) + "\n")
 
     def keep_metrics(self) -> None:
@@ -578,8 +586,8 @@ class RunFolder:
         if self._store is not None:
             self._store.flush()
         if self.metrics.is_file():
-            with explained(self.metrics):
-                synced(self.metrics)
+            with storage_errors(self.metrics):
+                fsync(self.metrics)
 
     def read_metrics(self) -> list[Metrics]:
         """Read metrics.jsonl, except a last line that was cut off. Raises RecordError by line, also for one without a
@@ -603,7 +611,7 @@ class RunFolder:
     ) -> None:
         """Queue the rollouts of `step` for the writer thread (`RolloutStore`)."""
         if self._store is None:
-            self._store = RolloutStore(self.root / "trajectories", keep_gb, keep_indexed(self.root))
+            self._store = RolloutStore(self.root / "trajectories", keep_gb, make_indexer(self.root))
         self._store.add(step, rollouts, tokens)
 
     def cut(self, step: int) -> None:
@@ -633,7 +641,7 @@ def open_run(
     root = Path(root)
     about = manifest(kind, recipe, inputs, tasks, start)
     if not check_place(root, recipe, about):
-        with alone(root):
+        with lock_folder(root):
             if not check_place(root, recipe, about):  # or another process has begun one here meanwhile
                 write_json(root / NAME, about)
     note_inputs(root, inputs)

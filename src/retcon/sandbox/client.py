@@ -85,15 +85,15 @@ class SessionForgotten(SessionLost):
 
 
 class ServerBroken(SandboxUnavailable):
-    """The server failed internally on this request, which no other try or server would change."""
+    """The server failed internally on this request, as any other would."""
 
 
 class NotOurs(SandboxUnavailable):
-    """Something else than a sandbox server answers, or the token is wrong."""
+    """The server is not a sandbox server, or rejects the token."""
 
 
 class LimitsRefused(SandboxUnavailable):
-    """The server allows less than this client's limits, so it would refuse every call."""
+    """The server does not allow this client's limits."""
 
 
 class RequestAnswered(Exception):
@@ -152,7 +152,7 @@ class Remote:
         self.url = url.rstrip("/")
         self._patience = patience
         self._turns = asyncio.Semaphore(connections)
-        # A proxy for the outside world has no business between a trainer and its sandbox.
+        # The environment's proxy is for the internet, not for a sandbox.
         self._connections = HttpClient(token or "", proxies=False)
 
     async def close(self) -> None:
@@ -193,7 +193,7 @@ class Remote:
         return response
 
     async def run(self, path: str, body: Mapping[str, Any], *, seconds: float, key: str | None = None) -> Result:
-        """Have a program run. Raises as `ask`; ServerBroken is a result of status `infrastructure`."""
+        """Run a program. Raises as `ask`; ServerBroken becomes a result of status `infrastructure`."""
         try:
             return decode(await self.ask("POST", path, body, seconds=seconds, key=key), Result)
         except RequestAnswered as answered:
@@ -234,13 +234,13 @@ class Remote:
 
 
 def with_limits(program: Program, limits: Limits | None) -> Program:
-    """Return the program, under `limits` where it gives none of its own."""
+    """Return the program, with `limits` if it has none."""
     return program if program.limits is not None or limits is None else replace(program, limits=limits)
 
 
 def request_body(program: Program) -> dict[str, Any]:
-    """Return a program as the server's API has it."""
-    # The API takes an empty program for a mistake; here it is a program like others, that does nothing.
+    """Encode a program as the body of a request."""
+    # The API refuses an empty program; here it is a program that does nothing.
     body: dict[str, Any] = {"code": program.code or "pass", "stdin": program.stdin, "echo": program.echo}
     body |= {
         name: value for name in ("timeout", "memory", "wait", "seed") if (value := getattr(program, name)) is not None
@@ -255,12 +255,12 @@ def request_body(program: Program) -> dict[str, Any]:
 
 
 def wall_seconds(program: Program) -> float:
-    """Return how long a call may run, 0 where only the server knows."""
+    """Return a call's wall limit, 0 if only the server knows it."""
     return program.timeout or (program.limits.wall_seconds if program.limits is not None else 0.0)
 
 
-async def repeated(tries: int, ask: Callable[[], Awaitable[T]]) -> T:
-    """Call `ask`, and again after a ServerUnavailable; the last one is raised."""
+async def retry(tries: int, ask: Callable[[], Awaitable[T]]) -> T:
+    """Call `ask` up to `tries` times, with pauses; raise the last ServerUnavailable."""
     pause = FIRST_PAUSE
     while True:
         tries -= 1
@@ -269,13 +269,13 @@ async def repeated(tries: int, ask: Callable[[], Awaitable[T]]) -> T:
         except ServerUnavailable as fault:
             if not tries:
                 raise
-            # Spread, so that clients that were refused together do not come back together.
+            # Jitter: clients that were refused together should not retry together.
             await asyncio.sleep(max(fault.after, pause) * random.uniform(0.5, 1.5))
             pause = min(2 * pause, LONGEST_PAUSE)
 
 
 class _RemoteSandbox(StartedSandbox):
-    """What a client and a router share: calls and openings that are tried `tries` times."""
+    """Base of client and router: calls and new sessions with retries."""
 
     def __init__(self, tries: int, limits: Limits | None) -> None:
         if tries < 1:
@@ -292,10 +292,10 @@ class _RemoteSandbox(StartedSandbox):
         raise NotImplementedError
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """See `Sandbox.run`."""
+        """Run a program with retries; see `Sandbox.run`."""
         ask = self._try_run(with_limits(as_program(program, options), self._limits))
         try:
-            return await repeated(self._tries, ask)
+            return await retry(self._tries, ask)
         except ServerUnavailable as error:
             return Result("infrastructure", stderr=str(error))
 
@@ -306,7 +306,7 @@ class _RemoteSandbox(StartedSandbox):
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
     ) -> Session:
-        """See `Sandbox.session`. Raises ValueError for functions."""
+        """Open a session with retries; see `Sandbox.session`. Raises ValueError for functions."""
         check_seed(seed)
         if functions:
             raise ValueError(
@@ -314,24 +314,24 @@ class _RemoteSandbox(StartedSandbox):
             )
         ask = self._try_open(limits or self._limits, seed, uuid.uuid4().hex)
         try:
-            return await repeated(self._tries, ask)
+            return await retry(self._tries, ask)
         except ServerUnavailable as error:
             raise SandboxUnavailable(f"no session: {error}") from error
 
 
 class SandboxClient(_RemoteSandbox):
-    """Implements `Sandbox` over a server.
+    """Client of one sandbox server; implements `Sandbox`.
 
         async with SandboxClient("http://127.0.0.1:8088") as sandbox:
             result = await sandbox.run("print(1 + 1)")
 
-    token: the server's, where it asks for one. tries: of a call whose server cannot be reached, breaks off or is busy
-    (429, any 5xx but its own `internal`), with growing pauses; after the last its result is `infrastructure`. A call
-    can be repeated since it leaves nothing behind; a session's requests carry a key, so that each is done once.
-    limits: of calls that give none, the server's own where None. connections: requests at a time, the others wait here.
-    patience: seconds that an answer may take beyond the call's wall limit, its time in the server's queue among them.
+    token: the server's, if it has one. tries: of a call whose server cannot be reached, breaks off or is busy (429, any
+    5xx but its own `internal`), with growing pauses; after the last its result is `infrastructure`. A call has no side
+    effects and can be repeated; a session's requests carry an idempotency key. limits: of calls without their own;
+    None: the server's. connections: concurrent requests, more wait here. patience: seconds that an answer may take
+    beyond the call's wall limit, the server's queue included.
 
-    Raises SandboxUnavailable on entry where no server answers, or the server does not allow `limits` (LimitsRefused).
+    Raises SandboxUnavailable on entry if no server answers, or the server does not allow `limits` (LimitsRefused).
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class SandboxClient(_RemoteSandbox):
             return
         self.connect()
         try:
-            await repeated(self._tries, self.probe)
+            await retry(self._tries, self.probe)
         except BaseException as error:
             await self.close()
             if isinstance(error, ServerUnavailable):
@@ -367,14 +367,14 @@ class SandboxClient(_RemoteSandbox):
             raise
 
     def connect(self) -> None:
-        """Be open, whether or not the server answers."""
+        """Open the client without asking the server."""
         if self._remote is None:
             self._remote = self._open()
 
     async def probe(self) -> None:
         """Check that the server answers, takes the token and allows `limits`.
 
-        Raises ServerUnavailable, SandboxUnavailable where it is no sandbox's, LimitsRefused.
+        Raises ServerUnavailable, SandboxUnavailable if it is not a sandbox server, LimitsRefused.
         """
         remote = self._connected()
         health = await remote.ask("GET", "/health", patience=PROBE_SECONDS)
@@ -382,7 +382,7 @@ class SandboxClient(_RemoteSandbox):
             tier = decode(health, _Health).tier
         except ServerUnavailable as error:
             raise SandboxUnavailable(f"{self.url} is not a retcon sandbox server") from error
-        await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # wants the token, unlike /health
+        await remote.ask("GET", "/v1/ping", patience=PROBE_SECONDS)  # needs the token, unlike /health
         if self._limits is not None:
             await _try_limits(remote, self._limits)
         self._tier = tier
@@ -396,7 +396,7 @@ class SandboxClient(_RemoteSandbox):
 
     @property
     def tier(self) -> Tier:
-        """What holds around the server's calls. Raises SandboxUnavailable before a server answered."""
+        """Protection around the server's calls. Raises SandboxUnavailable before a server answered."""
         if self._tier is None:
             raise SandboxUnavailable(f"{self.url}: no server has answered yet")
         return self._tier
@@ -408,14 +408,14 @@ class SandboxClient(_RemoteSandbox):
         return partial(self.open_session, limits, seed, key)
 
     async def once(self, program: Program) -> Result:
-        """Ask for a call without repeating it. Raises ServerUnavailable, and as `run`."""
+        """Run a program without retries. Raises ServerUnavailable, and as `run`."""
         return await self._connected().run("/v1/run", request_body(program), seconds=wall_seconds(program))
 
     async def open_session(
         self, limits: Limits | None, seed: int | None, key: str, *, on_end: Callable[[], None] = lambda: None
     ) -> ClientSession:
-        """Ask for a session without repeating it. key: under which a server opens one only. on_end: called once it is
-        closed or lost. Where this is cancelled, the session is closed if it is there all the same.
+        """Open a session without retries. key: idempotency key. on_end: called once it is closed or lost. On
+        cancellation a session that was opened all the same is closed.
 
         Raises ServerUnavailable, SandboxUnavailable.
         """
@@ -441,25 +441,25 @@ class SandboxClient(_RemoteSandbox):
 
 
 async def _try_limits(remote: Remote, limits: Limits) -> None:
-    """Ask for a call under them: a server checks them before whether it has room. Raises LimitsRefused."""
+    """Try a call under the limits, which a server checks before its queue. Raises LimitsRefused."""
     body = request_body(Program("pass", limits=limits, wait=0.0))
     try:
         await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
-    except (ServerUnavailable, ServerBroken):  # of the call alone: the server has answered
+    except (ServerUnavailable, ServerBroken):  # about the call alone: the server has answered
         return
     except CallRefused as error:
         raise LimitsRefused(
-            f"{remote.url} does not allow calls the limits that they are to have: {error}; ask for less (a recipe: "
-            "in [sandbox]), or start the server with more (--max-timeout, --max-memory); one that does not know a "
+            f"{remote.url} does not allow the limits of these calls: {error}; ask for less (a recipe: "
+            "in [sandbox]), or start the server with more (--max-timeout, --max-memory); a server that does not know a "
             "field is of an earlier version: update it"
         ) from error
 
 
 async def _open(remote: Remote, body: Mapping[str, Any], key: str) -> _Opened:
-    """Raises as `open_session`."""
+    """Open a session; raises as `open_session`."""
     response = await remote.ask("POST", "/v1/sessions", body, key=key)
     opened = decode(response, _Opened)
-    try:  # the server keeps for long only what its client is known to know of
+    try:  # without this confirmation the server soon closes the session
         await remote.ask("GET", f"/v1/sessions/{quote(opened.session, safe='')}")
     except SessionLost as error:
         raise ServerUnavailable(f"{response.url}: {error}", down=False) from error
@@ -467,7 +467,7 @@ async def _open(remote: Remote, body: Mapping[str, Any], key: str) -> _Opened:
 
 
 async def _leave(remote: Remote, opening: asyncio.Task[_Opened]) -> None:
-    """Close a session that was opened for a cancelled request; one that comes late the server ends by itself."""
+    """Close the session of a cancelled request; the server closes a late one by itself."""
     await asyncio.wait((opening,), timeout=LEAVE_SECONDS)
     if not opening.done():
         opening.cancel()
@@ -478,9 +478,9 @@ async def _leave(remote: Remote, opening: asyncio.Task[_Opened]) -> None:
 
 
 class ClientSession:
-    """Implements `Session` over a server. Each request is done once, however often the connection breaks.
+    """Session on a server; implements `Session`. Each request is done once, even if the connection breaks.
 
-    limits: of cells that give none, the server's own where None. on_result: called with the result of each cell.
+    limits: of cells without their own; None: the server's. on_result: called with the result of each cell.
     """
 
     def __init__(
@@ -493,12 +493,12 @@ class ClientSession:
         self._on_end = on_end
         self.on_result: Callable[[Result], object] = lambda _: None
         self._lost: str | None = None
-        self._may_be_there = False  # though it is lost
+        self._may_be_there = False  # the lost session may still be open on the server
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """See `Session.run`. Where the server stays away the result is `infrastructure`, and the session is lost."""
+        """Run a cell; see `Session.run`. If the server stays away, the result is `infrastructure`, the session lost."""
         cell = as_cell(program, options)
-        seconds = wall_seconds(with_limits(cell, self._limits))  # the server has them since it opened the session
+        seconds = wall_seconds(with_limits(cell, self._limits))  # the server knows the session's limits
         path, body, key = f"/v1/sessions/{self.id}/run", request_body(cell), uuid.uuid4().hex
         try:
             result = await self._repeat(lambda: self._remote.run(path, body, seconds=seconds, key=key))
@@ -518,12 +518,12 @@ class ClientSession:
         await self._ask("POST", "/rollback", {"checkpoint": checkpoint})
 
     async def discard(self, checkpoint: str) -> None:
-        with contextlib.suppress(SessionLost, SandboxUnavailable):  # the session goes, and its checkpoints with it
+        with contextlib.suppress(SessionLost, SandboxUnavailable):  # then its checkpoints are gone too
             await self._ask("DELETE", f"/checkpoints/{quote(checkpoint, safe='')}")
 
     async def close(self) -> None:
         if self._lost is None:
-            # A server that is away closes what is not used.
+            # An unreachable server closes unused sessions by itself.
             with contextlib.suppress(SandboxUnavailable, SessionLost):
                 await self._ask("DELETE", "")
             self._end("it was closed")
@@ -538,7 +538,7 @@ class ClientSession:
             self._on_end()
 
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> HttpResponse:
-        """Raises SessionLost where the server stays away, and as `Remote.ask`."""
+        """Send a request. Raises SessionLost if the server stays away, and as `Remote.ask`."""
         path, key = f"/v1/sessions/{self.id}{path}", uuid.uuid4().hex
         try:
             return await self._repeat(lambda: self._remote.ask(method, path, body, key=key), closing=method == "DELETE")
@@ -549,7 +549,7 @@ class ClientSession:
         if self._lost is not None:
             raise SessionLost(f"session {self.id}: {self._lost}")
         try:
-            return await repeated(self._tries, ask)
+            return await retry(self._tries, ask)
         except (ServerUnavailable, SessionForgotten) as error:
             self._may_be_there = isinstance(error, ServerUnavailable) and not closing
             self._end(str(error))
@@ -561,19 +561,18 @@ def token_from_environment() -> str | None:
 
 
 class SandboxRouter(_RemoteSandbox):
-    """Implements `Sandbox` over the servers at `urls`; arguments as of `SandboxClient`.
+    """Load balancer over the servers at `urls`; implements `Sandbox`; arguments as of `SandboxClient`.
 
-    A call goes to the server with the fewest calls and sessions of this router, and at once to another where that one
-    is busy, cannot be reached or breaks off. A server that cannot be reached, breaks off, wants another token or is
-    replaced by something else is taken out and probed after growing pauses until it answers again. One that answers
-    and fails its calls is passed over while others are up, for growing pauses after which one call probes it
-    (`CircuitBreaker`); what it failed goes to another, `FAILED` in all. Sessions stay with their server and are lost
-    with it. Where all are busy, they are asked again after pauses, `tries` times in all.
-    outage: seconds, from when the last server was taken out, for which calls and new sessions wait for one to come back
-    in. Requests of a session wait less: a server that was restarted does not know it.
+    A call goes to the server with the fewest calls and sessions of this router, and at once to another if that one is
+    busy, cannot be reached or breaks off. A server that cannot be reached, breaks off, rejects the token or is not a
+    sandbox any more is taken out and probed after growing pauses until it answers again. One that answers but fails its
+    calls is skipped while others are up, for growing pauses after which one call probes it (`CircuitBreaker`); its
+    failed calls go to others, at most `FAILED` servers. Sessions stay with their server and are lost with it. If all
+    are busy, they are asked again after pauses, `tries` times in all. outage: seconds, from when the last server was
+    taken out, for which calls and new sessions wait for one to return. A session's requests wait less: a restarted
+    server does not know it.
 
-    Raises SandboxUnavailable on entry where none of the servers answers, or one of them does not allow `limits`
-    (LimitsRefused).
+    Raises SandboxUnavailable on entry if no server answers, or one does not allow `limits` (LimitsRefused).
     """
 
     def __init__(
@@ -601,7 +600,7 @@ class SandboxRouter(_RemoteSandbox):
         self._is_open = False
 
     async def start(self) -> None:
-        """Connect; servers that do not answer yet may come in later. Raises SandboxUnavailable."""
+        """Connect; servers that do not answer yet may join later. Raises SandboxUnavailable."""
         if self._is_open:
             return
         self._is_open = True
@@ -667,10 +666,10 @@ class SandboxRouter(_RemoteSandbox):
         return lambda: self._ask_any(once)
 
     async def _ask_any(self, ask: Callable[[_Server], Awaitable[T]]) -> T:
-        """Ask one server after another until one does not fail. Resting servers are asked only when all rest.
+        """Try one server after another until one succeeds. Resting servers are tried only when all rest.
 
-        Where none is up, wait for one first. Raises as `_choose`, and ServerUnavailable where all of them fail; `after`
-        is then until the first has rested.
+        If none is up, wait for one first. Raises as `_choose`, and ServerUnavailable if all of them fail, with `after`
+        until the first has rested.
         """
         await self._await_server()
         asked: set[_Server] = set()
@@ -695,9 +694,9 @@ class SandboxRouter(_RemoteSandbox):
                     raise fault from error
 
     def _choose(self, asked: Container[_Server]) -> _Server:
-        """Return the server to ask next, one that is not among `asked` where there is any.
+        """Return the server to try next, preferably not among `asked`.
 
-        Raises ServerUnavailable where none is up, SandboxUnavailable where this is not open.
+        Raises ServerUnavailable if none is up, SandboxUnavailable if the router is not open.
         """
         if not self._is_open:
             raise SandboxUnavailable("the sandbox router is not open: use `async with SandboxRouter(...)`")
@@ -718,7 +717,7 @@ class SandboxRouter(_RemoteSandbox):
                 self._warned = self._last_out
                 why = "; ".join(server.why for server in self._servers)
                 log.warning("no sandbox server answers (%s); calls wait for another %.0f seconds", why, left)
-            # A probe ends when its server is there.
+            # A probe ends when its server answers.
             await asyncio.wait(probing, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     async def _first_probe(self, server: _Server) -> None:
@@ -726,7 +725,7 @@ class SandboxRouter(_RemoteSandbox):
         try:
             await server.client.probe()
         except LimitsRefused:
-            raise  # unlike a server that is away, it would never come in
+            raise  # unlike a server that is down, it would never join
         except (ServerUnavailable, SandboxUnavailable) as error:
             server.take_out(str(error))
         else:
@@ -734,7 +733,7 @@ class SandboxRouter(_RemoteSandbox):
 
 
 class _Server:
-    """A server of a router. load: calls and sessions in it. why: it is not `up`. probing: goes on until it
+    """A server of a router. load: calls and sessions in it. why: reason that it is not `up`. probing: task until it
     is. breaker: opens while its calls fail."""
 
     def __init__(self, client: SandboxClient) -> None:

@@ -1,4 +1,4 @@
-"""What of this machine decides which tier can be had, and what to do about it: for `retcon doctor`."""
+"""Checks and advice on this machine's sandbox tiers, for `retcon doctor`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from retcon.sandbox.types import TIERS, Tier
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """tier: None where the sandbox is unavailable, and `problem` says why.
+    """Result of a sandbox check. tier: None if the sandbox is unavailable, for the reason `problem`.
 
     network, files, own_user: whether calls are kept from the network, from writing outside their scratch folder, and
-    from the rights of the user who started Retcon. unprotected: what the tier leaves open, in words. no_cgroup: why the
-    kernel does not bound a call's memory over all its processes, "" where it does. fork_ms: median wall milliseconds of
-    an empty program, from fork to its end.
-    calls_per_second: of `print(1 + 1)`, with one worker.
+    from the rights of the user who started Retcon. unprotected: gaps of the tier, in words. no_cgroup: why no cgroup
+    limits a call's memory over all its processes, "" with one. fork_ms: median wall milliseconds of an empty program,
+    from fork to its end. calls_per_second: of `print(1 + 1)`, with one worker.
     """
 
     tier: Tier | None
@@ -40,20 +39,20 @@ class Probe:
 
 
 def probe(seconds: float = 0.5, tier: Tier | None = None) -> Probe:
-    """Start one worker and measure it for `seconds` (wall). Not to be called from a running event loop.
+    """Start one worker and measure it for `seconds` (wall). Do not call it from a running event loop.
 
-    tier: the best that can be had where None.
+    tier: None for the best available one.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SandboxWarning)  # the probe says it
+            warnings.simplefilter("ignore", SandboxWarning)  # the probe reports it
             return asyncio.run(_probe(seconds, tier))
     except SandboxUnavailable as error:
         return Probe(None, problem=str(error))
 
 
 def probe_tiers(seconds: float = 0.5) -> dict[Tier, Probe]:
-    """What becomes of each tier when it is asked for; each takes `seconds` where it can be had."""
+    """Probe each tier; each takes `seconds` if it is available."""
     return {tier: probe(seconds, tier) for tier in TIERS}
 
 
@@ -79,11 +78,11 @@ async def _probe(seconds: float, tier: Tier | None) -> Probe:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """None where a fact cannot be found.
+    """Facts about this machine; None if unknown.
 
-    user_namespaces: how many there may be (user.max_user_namespaces). unprivileged_namespaces: whether ordinary users
-    may make them, by the two switches that distributions have. landlock: whether it is among the active LSMs. root:
-    whether this is root.
+    user_namespaces: maximum number (user.max_user_namespaces). unprivileged_namespaces: whether ordinary users may make
+    them, by the two sysctls of distributions. landlock: whether it is among the active LSMs. root: whether this is
+    root.
     """
 
     system: str
@@ -104,36 +103,36 @@ def look() -> Machine:
 
 
 def advice(machine: Machine, best: Probe) -> list[str]:
-    """What to install or enable, the most useful first; empty where nothing is missing."""
+    """List what to install or enable, most useful first."""
     if machine.system != "linux":
         return [f"the sandbox needs Linux, and this is {machine.system}: run it in a container or a virtual machine"]
     if best.tier is None:
         return [f"the sandbox is unavailable: {best.problem}"]
-    said = []
+    found = []
     if best.tier != "namespaces":
         if machine.user_namespaces == 0:
-            said.append("allow user namespaces: sysctl user.max_user_namespaces=15000")
+            found.append("allow user namespaces: sysctl user.max_user_namespaces=15000")
         elif machine.unprivileged_namespaces is False and not machine.root:
-            said.append(
+            found.append(
                 "let ordinary users make namespaces: sysctl kernel.unprivileged_userns_clone=1 (Debian), "
                 "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)"
             )
         else:
-            said.append(
+            found.append(
                 "namespaces are refused though the kernel has them: in a container, start it with "
                 "--security-opt seccomp=unconfined (or deploy/seccomp.json of the clone) and, on a host with AppArmor, "
                 "--security-opt apparmor=unconfined"
             )
         if machine.landlock is False:
             version = "5.13" if machine.root else "6.2"
-            said.append(f"start the kernel ({version} or later) with landlock in its list of LSMs: lsm=landlock,…")
+            found.append(f"start the kernel ({version} or later) with landlock in its list of LSMs: lsm=landlock,…")
     if best.no_cgroup:
-        said.append(
-            "a call's memory over all its processes is looked at every 50 ms, not bounded by the kernel "
+        found.append(
+            "a call's memory over all its processes is checked every 50 ms, not limited by the kernel "
             f"({best.no_cgroup}): prepare a cgroup v2 with its memory and pids controllers and name it in "
             f"{cgroup.VARIABLE} (docs/sandbox/sandbox.md)"
         )
-    return said
+    return found
 
 
 def _text(path: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Types of the sandbox: a program in, a typed result out, and the protocols of what runs it."""
+"""Types of the sandbox: programs, results, limits and protocols."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ TIERS: tuple[Tier, ...] = get_args(Tier)
 """The strongest first."""
 
 SEEDS = 1 << 63
-"""How many seeds there are."""
+"""Number of valid seeds."""
 
 TOO_LONG = "ProgramTooLong"
-"""`Result.error_type` of a program that is longer than its server accepts."""
+"""`Result.error_type` of a program that is too long for its server."""
 
 MOST = 10**9
-"""Largest value of a limit: the kernel takes no infinity, nor byte counts beyond 64 bits."""
+"""Largest value of a limit: the kernel takes neither infinity nor byte counts beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ class Limits:
                 raise ValueError(f"limit {limit.name} is {value:g}: {MOST} is the most that can be set")
 
     def with_(self, timeout: float | None = None, memory: int | None = None) -> Limits:
-        """These limits with `timeout` (seconds) in place of both clocks and `memory` (MiB) in place of the memory's.
+        """Return these limits with another timeout or memory.
 
-        Raises ValueError as `Limits` does.
+        timeout: seconds, for both clocks. memory: MiB. Raises ValueError as `Limits` does.
         """
         changes: dict[str, float] = {}
         if timeout is not None:
@@ -166,7 +166,7 @@ class ProgramOptions(TypedDict, total=False):
 
 
 def check_seed(seed: int | None) -> None:
-    """Raises ValueError for one that is no whole number from 0 and below 2**63."""
+    """Check that a seed is in [0, 2**63); else raise ValueError."""
     if seed is not None and (type(seed) is not int or not 0 <= seed < SEEDS):
         raise ValueError(f"seed is {seed!r}: it must be a whole number from 0 and below 2**63")
 
@@ -203,7 +203,7 @@ class Result:
         error_type: name of the exception that ended it, `TimeoutError` for either clock, a signal's name (`SIGSEGV`),
             or TOO_LONG; None if status is ok.
         stderr: of a failure, ends with a line that names it.
-        value: repr of the last expression; None without one, or if it is None.
+        value: repr of the last expression; None without one, or for the value None.
         exit_code: negative for a signal, None if no process ended.
         seconds: wall time. peak_memory: bytes, resident.
         tier: the protection around it; None if nothing is known to have run.
@@ -227,18 +227,18 @@ HostFunction = Callable[..., Awaitable[object]]
 
 
 def check_functions(functions: Mapping[str, HostFunction]) -> None:
-    """Raises ValueError for a name that a program cannot call."""
+    """Check that programs can call these names; else raise ValueError."""
     for name in functions:
         if not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"functions: {name!r} is not a name that Python takes")
 
 
 class Session(Protocol):
-    """An interpreter that keeps variables and scratch folder between cells, one cell at a time.
+    """An interpreter that keeps variables and scratch folder between cells.
 
-    A session is lost when its interpreter ends (`os._exit`, a signal, a limit), when the sandbox evicts it (idle for
-    too long, too much memory), or when its worker dies. The cell in flight still gets a Result; every later operation
-    raises `SessionLost` with the cause. id: unique among all sessions.
+    It runs one cell at a time. It is lost when its interpreter ends (`os._exit`, a signal, a limit), when the sandbox
+    evicts it (idle for too long, too much memory), or when its worker dies. The cell in flight still gets a Result;
+    every later operation raises `SessionLost` with the cause. id: unique among all sessions.
     """
 
     id: str
@@ -248,14 +248,14 @@ class Session(Protocol):
         ...
 
     async def checkpoint(self) -> str:
-        """Freeze variables and scratch files as they are now; return the checkpoint's name.
+        """Freeze variables and scratch files; return the checkpoint's name.
 
         Raises SessionLost, CheckpointRefused for a state that cannot be kept (docs/sandbox/sandbox.md).
         """
         ...
 
     async def rollback(self, checkpoint: str) -> None:
-        """Restore a checkpoint, any number of times, also after the interpreter ended; the others stay.
+        """Restore a checkpoint, also after the interpreter ended; all stay.
 
         Raises KeyError for an unknown name, SessionLost.
         """
@@ -271,7 +271,7 @@ class Session(Protocol):
 
 
 class Sandbox(Protocol):
-    """Runs untrusted Python. Every call starts from the same fresh interpreter and an empty folder."""
+    """Runner of untrusted Python: every call has a fresh interpreter and an empty folder."""
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
         """Run a program; `run("print(1)", timeout=5)` is `run(Program("print(1)", timeout=5))`.
@@ -291,22 +291,22 @@ class Sandbox(Protocol):
     ) -> Session:
         """Open a fresh interpreter that keeps its state.
 
-        A cell that calls one of the functions waits for its result, with its wall clock stopped; calls from several
-        threads run at the same time. What a function raises is a RuntimeError in the cell. A rollback does not undo
-        what a function did.
+        A cell that calls a function waits for its result, with its wall clock stopped; calls from several
+        threads run at the same time. An error of a function is a RuntimeError in the cell. A rollback does not undo
+        a function's effects.
 
         Args:
-            limits: of each cell, the sandbox's own where None.
-            seed: as `Program.seed`, once at the start.
-            functions: of the host, by the names under which cells call them. A sandbox elsewhere takes none.
+            limits: of each cell; None: the sandbox's.
+            seed: like `Program.seed`, once at the start.
+            functions: of the host, by name. A remote sandbox supports none.
 
-        Raises ValueError for a function's name, SandboxUnavailable where there is no room for one more, or the sandbox
-        is not open.
+        Raises ValueError for an invalid function name, SandboxUnavailable if there is no room for another session, or
+        the sandbox is not open.
         """
         ...
 
     async def close(self) -> None:
-        """End all calls and sessions. Calls in flight get status `infrastructure`."""
+        """End all calls and sessions. Running calls get status `infrastructure`."""
         ...
 
 

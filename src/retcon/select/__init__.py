@@ -1,1 +1,1 @@
-"""Which rollouts of a group, and which prompts, are trained on."""
+"""Selection of rollouts and prompts to train on."""

@@ -22,7 +22,7 @@ from retcon import __version__
 from retcon.core.errors import nearest
 from retcon.core.types import REPLACED, Trajectory, Turn, token_count
 from retcon.http.endpoints import (
-    Front,
+    AccessMiddleware,
     Gate,
     Handler,
     RequestRefused,
@@ -324,7 +324,7 @@ async def open_app(agent: Agent) -> AsyncIterator[ASGIApp]:
     paths = [route.path for route in routes]
     app = Starlette(routes=routes, exception_handlers=exception_handlers(paths, openai_error_body))
     try:
-        yield Front(app, agent.settings.token, ("/health",), openai_error_body, Counter())
+        yield AccessMiddleware(app, agent.settings.token, ("/health",), openai_error_body, Counter())
     finally:
         await agent.end_all()
 

@@ -15,7 +15,7 @@ from retcon.core.types import Provenance, Trajectory, Turn
 from retcon.serve.sessions import AgentSession, ChatMessage, Exchange, Node
 from retcon.store import jsonl
 from retcon.store.jsonl import all_ids
-from retcon.store.whole import explained
+from retcon.store.whole import storage_errors
 
 FILE = "trajectories.jsonl"
 OPEN = "open"
@@ -52,7 +52,7 @@ class Record:
             for id in all_ids(self.file):
                 self._count(id)
         if self._open is not None:
-            with explained(self._open):
+            with storage_errors(self._open):
                 self._open.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._open.glob("[!.]*.jsonl")):
                 self.taken_in += self.finish(left.stem, _left_in(left))
@@ -65,7 +65,7 @@ class Record:
             return
         target = self._open / f"{session.id}.jsonl"
         kept = self._kept.get(session.id)
-        with explained(target):
+        with storage_errors(target):
             anew = (
                 kept is None or _size(target) < kept.size
             )  # it is the session's first, or somebody took the file away
@@ -83,7 +83,7 @@ class Record:
         if rewards:
             lines.append(json.dumps({"rewards": rewards}, separators=(",", ":")).encode() + b"\n")
         added = b"".join(lines)
-        with explained(target):
+        with storage_errors(target):
             _append(target, kept.size, added)
         kept.size += len(added)
         kept.places |= places

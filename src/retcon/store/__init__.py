@@ -1,1 +1,1 @@
-"""Files: whole or not at all, line by line, indexed, resumable."""
+"""Files: atomic writes, JSON Lines, indexes, resumable outputs."""

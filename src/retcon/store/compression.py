@@ -1,4 +1,4 @@
-"""Compressed files: read by what their first bytes say, written by what their names say."""
+"""Compressed files: detected by first bytes, written by suffix."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ from retcon.core.installing import how_to_install
 SUFFIXES = (".gz", ".zst")
 _GZIP = b"\x1f\x8b"
 _ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")
-"""A frame; or one that readers skip, which pzstd writes before each."""
+"""A frame, or a skippable one, which pzstd writes before each."""
 _CHUNK = 1 << 20
 
 
 def plain_name(name: str) -> str:
-    """A file's name without the suffix of its compression."""
+    """Return a file's name without the suffix of its compression."""
     for suffix in SUFFIXES:
         name = name.removesuffix(suffix)
     return name
 
 
-def read_once(files: Iterable[Path]) -> list[Path]:
-    """Without those that stand compressed beside the same name plain, as `gzip -k` leaves them (a run that went on may
-    have written the plain one since), or as zstd beside gzip."""
+def drop_duplicates(files: Iterable[Path]) -> list[Path]:
+    """Leave out compressed copies beside a plain file, and zstd beside gzip.
+
+    `gzip -k` leaves such copies; a resumed run may have written the plain one since."""
     plain = {path: path.with_name(plain_name(path.name)) for path in files}
     first: dict[Path, Path] = {}
     for path in sorted(plain):
@@ -40,33 +41,33 @@ def read_once(files: Iterable[Path]) -> list[Path]:
     return [path for path in plain if first[plain[path]] == path]
 
 
-def told_once(files: Iterable[Path]) -> list[Path]:
-    """As `read_once`; what is left out is told (a warning)."""
+def drop_duplicates_and_warn(files: Iterable[Path]) -> list[Path]:
+    """Drop duplicates (`drop_duplicates`), and warn of them."""
     found = list(files)
-    read = read_once(found)
+    read = drop_duplicates(found)
     if left := sorted({*found} - {*read}):
-        told = f"not read, as the same name stands beside it without its suffix or as .gz: {left[0]}"
-        warnings.warn(told + f", and {len(left) - 1} more" * (len(left) > 1), UserWarning, stacklevel=3)
+        message = f"not read, as the same name stands beside it without its suffix or as .gz: {left[0]}"
+        warnings.warn(message + f", and {len(left) - 1} more" * (len(left) > 1), UserWarning, stacklevel=3)
     return read
 
 
 def decompressed(file: io.BufferedReader, what: str) -> io.BufferedReader:
-    """The file's own bytes, gzip and zstd undone. what: its name. Raises MissingExtra for zstd without its package."""
+    """Decompress gzip and zstd, by first bytes. what: the file's name. Raises MissingExtra without zstd's package."""
     head = file.peek(4)[:4]
     if head.startswith(_GZIP):
-        return io.BufferedReader(cast(io.RawIOBase, _Gzip(fileobj=file)), _CHUNK)
+        return io.BufferedReader(cast(io.RawIOBase, _GzipReader(fileobj=file)), _CHUNK)
     if _ZSTD.match(head):
         try:
-            module = zstandard(what)
+            module = import_zstandard(what)
         except MissingExtra:
             file.close()
             raise
-        return io.BufferedReader(_Zstd(file, module), _CHUNK)
+        return io.BufferedReader(_ZstdReader(file, module), _CHUNK)
     return file
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file's name or its first bytes say so. Raises OSError where it is there and cannot be read."""
+    """Whether a file's suffix or first bytes are of a compression. Raises OSError if it exists and cannot be read."""
     if path.suffix in SUFFIXES or not path.exists():
         return path.suffix in SUFFIXES
     with path.open("rb") as file:
@@ -75,18 +76,19 @@ def is_compressed(path: Path) -> bool:
 
 
 def compressed(file: IO[bytes], name: str) -> IO[bytes]:
-    """What compresses into `file`, by the name's suffix; `file` itself where it has none. Closing it leaves `file`
-    open. A later part is a member (frame) of its own, and no name or time is inside: the same records give the same
-    bytes. Raises MissingExtra for zstd without its package."""
+    """Return a file that compresses into `file`, by the name's suffix; `file` itself without one.
+
+    Closing it leaves `file` open. A later part is its own member (frame), without name or time, so that equal records
+    give equal bytes. Raises MissingExtra for zstd without its package."""
     if name.endswith(".gz"):
-        return cast(IO[bytes], _Gzipping(file))
+        return cast(IO[bytes], _GzipWriter(file))
     if name.endswith(".zst"):
-        return cast(IO[bytes], zstandard(name).ZstdCompressor().stream_writer(file, closefd=False))
+        return cast(IO[bytes], import_zstandard(name).ZstdCompressor().stream_writer(file, closefd=False))
     return file
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """What reading a damaged file may raise."""
+    """Return the errors that reading a damaged file may raise."""
     errors: tuple[type[Exception], ...] = (EOFError, zlib.error, OSError)
     try:
         from zstandard import ZstdError
@@ -95,9 +97,8 @@ def read_errors() -> tuple[type[Exception], ...]:
     return (*errors, ZstdError)
 
 
-def read_sound(file: io.BufferedReader, size: int) -> bytes:
-    """As `file.read(size)`, which loses what stands before the place where a file is damaged; the error comes with the
-    next call."""
+def read_undamaged(file: io.BufferedReader, size: int) -> bytes:
+    """Read up to `size` bytes, including all before damage; the next call raises. `file.read` would lose them."""
     parts: list[bytes] = []
     try:
         while size > 0 and (part := file.read1(size)):
@@ -109,8 +110,8 @@ def read_sound(file: io.BufferedReader, size: int) -> bytes:
     return b"".join(parts)
 
 
-def zstandard(what: str) -> ModuleType:
-    """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
+def import_zstandard(what: str) -> ModuleType:
+    """Import zstandard. what: the file that needs it, for the message. Raises MissingExtra if it is missing."""
     try:
         module: ModuleType = importlib.import_module("zstandard")
     except ImportError as error:
@@ -118,15 +119,15 @@ def zstandard(what: str) -> ModuleType:
     return module
 
 
-class _Gzipping:
-    """One that is given up without being closed writes nothing; gzip's own does when it is collected, or complains."""
+class _GzipWriter:
+    """Compressing writer. Without `close` it writes no trailer, unlike gzip's own when it is garbage-collected."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._compress = zlib.compressobj(9, wbits=16 + zlib.MAX_WBITS)  # gzip's head and sum, without name or time
         self.closed = False
 
-    def __enter__(self) -> _Gzipping:
+    def __enter__(self) -> _GzipWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -143,11 +144,11 @@ class _Gzipping:
             self._file.write(self._compress.flush())
 
 
-class _Gzip(gzip.GzipFile):
-    """Closes what it reads from, too. Of a file that is cut off or damaged, gives all that stands before."""
+class _GzipReader(gzip.GzipFile):
+    """Decompressing reader. Gives all bytes before a cut or damage; closes the file that it reads."""
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        data = self.read1(len(buffer))  # `read` would lose what it has when the next part is none
+        data = self.read1(len(buffer))  # `read` would lose its data when the next part is damaged
         buffer[: len(data)] = data
         return len(data)
 
@@ -158,8 +159,8 @@ class _Gzip(gzip.GzipFile):
             inner.close()
 
 
-class _Zstd(io.RawIOBase):
-    """Frame after frame. The package's own stream ends without a word where a file is cut off."""
+class _ZstdReader(io.RawIOBase):
+    """Reader of zstd frames. The package's own stream reports no error if the file is cut off."""
 
     def __init__(self, file: IO[bytes], module: ModuleType) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""What something was made from, told by content rather than by name."""
+"""Fingerprints: short hashes of files, models and token ids."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 
 def fingerprint(path: str | Path) -> str:
-    """A short hash of a file, or of a model folder's configuration, weights and tokenizer: what a run started from."""
+    """Hash a file, or a model folder's configuration, weights and tokenizer."""
     path = Path(path)
-    # Where a folder has its weights in both formats, those in safetensors are loaded.
+    # If a folder has its weights in both formats, those in safetensors are loaded.
     weights = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     return _of((path,) if path.is_file() else (*weights, path / "config.json", path / "tokenizer.json"))
 
 
 def files_fingerprint(files: Iterable[Path]) -> str:
-    """A short hash of the contents of files, in this order; of one file, the `fingerprint` of it."""
+    """Hash the contents of files, in this order; of one file, its `fingerprint`."""
     return _of(files)
 
 
 def template_fingerprint(folder: Path) -> str:
-    """A short hash of the files that say how a model in a folder is talked to."""
+    """Hash a model folder's chat template and tokenizer configuration."""
     return _of((folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))))
 
 
 def ids_fingerprint(rows: Iterable[Sequence[int]]) -> str:
-    """A short hash of token ids, row by row."""
+    """Hash token ids, row by row."""
     digest = hashlib.sha256()
     for row in rows:
         ids = array("q", row)

@@ -1,8 +1,7 @@
-"""An index of trajectory files: filters and full text in SQLite, made from the files and safe to delete.
+"""Index of trajectory files in SQLite: filters and full text; safe to delete.
 
-A file's lines are found again by their place (`retcon.store.members`). Each file is indexed in one transaction, and
-again where it has changed; of a plain file that has grown only what is new. Text is searched by words; `texts` keeps no
-copy of it.
+Lines are found by their offsets (`retcon.store.members`). Each file is indexed in one transaction, and again when it
+has changed; of a plain file that has grown only the new lines. Text is searched by words; `texts` keeps no copy of it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ import msgspec
 
 from retcon.core.errors import RecordError, RetconError
 from retcon.core.types import REPLACED
-from retcon.store.compression import plain_name, read_once
+from retcon.store.compression import drop_duplicates, plain_name
 from retcon.store.members import line_at, lines_at, replace_line
-from retcon.store.whole import alone_on, check_unlocked
+from retcon.store.whole import check_unlocked, lock_file
 
 VERSION = 2
 NAME = "index.sqlite"
@@ -34,7 +33,7 @@ FIELDS = ("question", "words", "code", "output")
 QUESTION = 160
 """Characters of the question that lists show."""
 MESSAGE = 160
-"""Characters of the last line of a failed call's output, by which failures are counted together."""
+"""Most characters of a failed call's last output line, by which failures are grouped."""
 FACETS = ("verdict", "stop", "repair", "selection", "errors")
 REDACTED = "[redacted]"
 NOT_ROLLOUTS = ("metrics.jsonl", "verdicts.jsonl", "notes.jsonl")
@@ -125,7 +124,7 @@ class _Training(msgspec.Struct):
 
 
 class _Rollout(msgspec.Struct):
-    """What of a line is indexed; ids and log-probs are passed over."""
+    """Indexed fields of a line; ids and log-probs are skipped."""
 
     id: str
     task: str
@@ -149,12 +148,12 @@ _ROLE_MARK = re.compile(r"<\|?[\w/]{1,20}\|?>")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Which rollouts, all conditions together; empty is all.
+    """Conditions on rollouts, all of which must hold; empty: all rollouts.
 
-    text: words to find, the last one by its beginning. field: one of FIELDS. step: first and last. failed: a call
-    failed. repair: a decision, `any` or `none`. dropped: made, and not trained on. sort: one of SORTS, `-` before it
-    for the largest first. tree: how many rollouts there are in its tree, least and most. parent: the id of the rollout
-    that it is a part of, or that it branched off. message: of a failed call, as `Index.failures` gives it.
+    text: words to find, the last one by prefix. field: one of FIELDS. step: first and last. failed: a call failed.
+    repair: a decision, `any` or `none`. dropped: not trained on. sort: one of SORTS, `-` before it for descending.
+    tree: least and most rollouts in its tree. parent: id of the rollout that it is a part of or branched off. message:
+    id of a failed call's message (`Index.failures`).
     """
 
     text: str = ""
@@ -179,14 +178,14 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rollouts a query finds, and by facet how many of each value. errors: by type."""
+    """Rollouts that a query finds, in all and by facet. errors: by type."""
 
     total: int
     facets: dict[str, dict[str, int]]
 
 
 class Index:
-    """The index of a folder or file. Raises RecordError where it cannot be opened at all."""
+    """Index of a folder or file. Raises RecordError if it cannot be created."""
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         self.root = root
@@ -200,13 +199,13 @@ class Index:
             try:
                 self._db = _open(self.path)
             except (sqlite3.Error, OSError) as error:
-                raise RecordError(f"{self.path}: no index can be made there: {error}") from error
+                raise RecordError(f"{self.path}: the index cannot be created: {error}") from error
 
     def close(self) -> None:
         self._db.close()
 
     def update(self) -> int:
-        """Index what is new or has changed; forget files that are gone. Returns how many lines were added."""
+        """Index new and changed files, remove deleted ones; return the number of added lines."""
         files = {os.path.relpath(file, self.root): file for file in rollout_files(self.root)}
         known = {path: id for id, path in self._db.execute("SELECT id, path FROM sources")}
         for path in known.keys() - files.keys():
@@ -215,7 +214,7 @@ class Index:
         return sum(self.add_file(file) for file in files.values())
 
     def add_file(self, file: Path) -> int:
-        """Index one file, if it has changed. Returns how many lines were added."""
+        """Index one file, if it has changed; return the number of added lines."""
         try:
             about = file.stat()
         except FileNotFoundError:
@@ -257,7 +256,7 @@ class Index:
             if self._db.execute("SELECT 1 FROM rollouts WHERE source = ? AND parent > ''", (source,)).fetchone():
                 self._db.execute(_TREES, {"source": source})
             if bad:
-                problem = problem or f"{bad} of {bad + added} lines are no trajectories"
+                problem = problem or f"{bad} of {bad + added} lines are not trajectories"
             self._db.execute(
                 "UPDATE sources SET size = ?, mtime = ?, place = ?, lines = ifnull(lines, 0) + ?, problem = ? "
                 "WHERE id = ?", (about.st_size, about.st_mtime_ns, place, added, problem, source),
@@ -265,7 +264,7 @@ class Index:
         return added
 
     def problems(self) -> list[str]:
-        """What is wrong with files, a line each."""
+        """Return a line for each file with problems."""
         rows = self._db.execute("SELECT path, problem FROM sources WHERE problem != '' AND lines > 0")
         return [f"{path}: {problem}" for path, problem in rows]
 
@@ -293,7 +292,7 @@ class Index:
             self._db.execute("INSERT INTO failures VALUES (?, ?, ?, ?)", about)
 
     def _id_of(self, table: str, columns: Sequence[str], values: tuple[str, ...]) -> int:
-        """The id of a row with these values, which is made where there is none."""
+        """Return the id of the row with these values; insert it if missing."""
         key = (table, *values)
         if key not in self._ids:
             if len(self._ids) > 20_000:
@@ -307,7 +306,7 @@ class Index:
     # Reading
 
     def counts(self, query: Query) -> Counts:
-        """How many rollouts there are, in all and by facet."""
+        """Count the rollouts, in all and by facet."""
         join, where, values = _conditions(query)
         rows = self._db.execute(f"SELECT r.combination, count(*) FROM {join} {where} GROUP BY 1", values).fetchall()
         combinations = {id: found for id, *found in self._db.execute("SELECT * FROM combinations")}
@@ -319,13 +318,13 @@ class Index:
         return Counts(sum(count for _, count in rows), {name: dict(values) for name, values in facets.items()})
 
     def steps(self, query: Query) -> list[tuple[int, int]]:
-        """How many rollouts there are of each step."""
+        """Count the rollouts of each step."""
         join, where, values = _conditions(query)
         where = f"{where} AND r.step IS NOT NULL" if where else "WHERE r.step IS NOT NULL"
         return self._db.execute(f"SELECT r.step, count(*) FROM {join} {where} GROUP BY 1 ORDER BY 1", values).fetchall()
 
     def rows(self, query: Query, limit: int = 100, offset: int = 0) -> list[dict[str, Any]]:
-        """The rollouts of a page, as dicts of SHOWN, with the fields in which the text was found (`found`)."""
+        """Return a page of rollouts as dicts of SHOWN. found: fields that hold the text."""
         join, where, values = _conditions(query)
         name = query.sort.removeprefix("-")
         if name not in SORTS:
@@ -335,20 +334,20 @@ class Index:
         order = f"ORDER BY {by} {'DESC' if query.sort.startswith('-') else 'ASC'}"
         sql = f"SELECT {_COLUMNS_SHOWN} FROM {join} {_JOINED} {where} {order} LIMIT ? OFFSET ?"
         found = [dict(zip(SHOWN, row, strict=True)) for row in self._db.execute(sql, (*values, limit, offset))]
-        if expression := match_of(query.text, ""):
+        if expression := fts_phrase(query.text, ""):
             self._add_fields(found, expression)
         return found
 
     def numbers(self, query: Query) -> list[int]:
-        """The numbers of all rollouts there are, in the order of their files."""
+        """Return the numbers of all rollouts, in file order."""
         join, where, values = _conditions(query)
         return [id for (id,) in self._db.execute(f"SELECT r.id FROM {join} {where} ORDER BY r.id", values)]
 
     def failures(self, text: str = "", limit: int = 200) -> list[dict[str, Any]]:
-        """The messages with which calls failed, the most frequent first; digits count as equal.
+        """Return the messages of failed calls, most frequent first; digits count as equal.
 
         Each is a dict of id, error, text, count, repaired, first and last (steps), later (failures at steps after the
-        first that was repaired, None where none was), and steps: (step, count, repaired) of each.
+        first repaired one, None without repairs), and steps: (step, count, repaired) of each.
         """
         sql = """
             SELECT m.id, m.error, m.text, count(*) AS count, sum(f.repaired), min(f.step), max(f.step),
@@ -367,17 +366,17 @@ class Index:
         return found
 
     def message_of(self, error: str, output: str) -> int | None:
-        """The id of a failed call's message, by its error's type and its output."""
+        """Look up a failed call's message by error type and output."""
         sql = "SELECT id FROM messages WHERE error = ? AND text = ?"
         found = self._db.execute(sql, (error, message_in(output))).fetchone()
         return found and int(found[0])
 
     def messages_of(self, number: int) -> list[int]:
-        """The ids of the messages with which calls of a rollout failed."""
+        """Return the ids of the messages of a rollout's failed calls."""
         return [id for (id,) in self._db.execute("SELECT DISTINCT message FROM failures WHERE rollout = ?", (number,))]
 
     def tasks(self) -> list[dict[str, Any]]:
-        """Each task with its rollouts, how many were right, and its most frequent errors; the least solved first."""
+        """Return statistics of each task, least solved first: rollouts, right ones and frequent errors."""
         combinations = {id: found for id, *found in self._db.execute("SELECT * FROM combinations")}
         tasks: dict[str, dict[str, Any]] = {}
         sql = "SELECT task, combination, count(*) FROM rollouts GROUP BY 1, 2"
@@ -412,7 +411,7 @@ class Index:
         return found and dict(zip(SHOWN, found, strict=True))
 
     def number_of(self, name: str) -> int | None:
-        """The newest rollout of that id, else the only one whose id begins so."""
+        """Return the newest rollout of an id, or a prefix's only match."""
         sql = "SELECT id FROM rollouts WHERE name = ? ORDER BY id DESC LIMIT 1"
         if found := self._db.execute(sql, (name,)).fetchone():
             return int(found[0])
@@ -421,12 +420,12 @@ class Index:
         return int(some[0][0]) if len(some) == 1 else None
 
     def line(self, number: int) -> bytes:
-        """A rollout's line, from its file. Raises RecordError."""
+        """Read a rollout's line from its file. Raises RecordError."""
         path, member, place = self._place(number)
         try:
             return line_at(path, member, place)
         except FileNotFoundError as error:
-            raise RecordError(f"{path} is not there any more") from error
+            raise RecordError(f"{path} does not exist any more") from error
 
     def _place(self, number: int) -> tuple[Path, int, int]:
         sql = "SELECT s.path, r.member, r.place FROM rollouts r JOIN sources s ON s.id = r.source WHERE r.id = ?"
@@ -437,16 +436,16 @@ class Index:
         return self.root / path if path != "." else self.root, member, place
 
     def delete(self, number: int) -> None:
-        """Take a rollout out of its file, and out of the index. Raises RecordError, CheckpointError, StorageError."""
+        """Remove a rollout from its file and the index. Raises RecordError, CheckpointError, StorageError."""
         self._rewrite(number, None)
 
     def redact(self, number: int, text: str) -> int:
-        """Replace a text wherever it stands in a rollout; return how often it stood there.
+        """Replace a text everywhere in a rollout; return the number of occurrences.
 
-        Segments that held it lose ids and log-probs, and so does the rollout what its step stored per token. Raises
-        RecordError where it does not stand there, CheckpointError where the file is being written, StorageError.
+        Segments that held it lose ids and log-probs, and the rollout loses its step's per-token values. Raises
+        RecordError if it does not occur, CheckpointError if the file is being written, StorageError.
         """
-        line, count = redacted(self.line(number), text)
+        line, count = redact_line(self.line(number), text)
         self._rewrite(number, line)
         return count
 
@@ -455,7 +454,7 @@ class Index:
         old = self.line(number)
         if path.suffix == ".jsonl":
             check_unlocked(path.parent)
-        with alone_on(path):
+        with lock_file(path):
             replace_line(path, member, place, line)
         with self._writing(), suppress(msgspec.DecodeError):
             texts = texts_of(old)
@@ -477,7 +476,7 @@ class _Transaction:
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._db.execute("COMMIT" if kind is None else "ROLLBACK")
         if kind is not None:
-            self._ids.clear()  # of rows that were rolled back
+            self._ids.clear()  # some are of rows that were rolled back
 
 
 def _open(path: Path) -> sqlite3.Connection:
@@ -496,7 +495,7 @@ def _open(path: Path) -> sqlite3.Connection:
 
 
 def index_path(root: Path) -> Path:
-    """Where the index of a folder or file lies: in a run's folder, else in the user's cache."""
+    """Return the path of an index: in a run's folder, else in the user's cache."""
     if any((root / name).is_file() for name in ("run.json", "result.json")) and os.access(root, os.W_OK):
         return root / NAME
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -505,7 +504,7 @@ def index_path(root: Path) -> Path:
 
 
 def rollout_files(root: Path) -> list[Path]:
-    """The files of a folder, or the file itself, that may hold trajectories. Raises RecordError where there is none."""
+    """List a path's files that may hold trajectories. Raises RecordError if it does not exist."""
     if root.is_file():
         return [root]
     if not root.is_dir():
@@ -515,11 +514,11 @@ def rollout_files(root: Path) -> list[Path]:
         if plain_name(path.name).endswith(".jsonl") and plain_name(path.name) not in NOT_ROLLOUTS
         and not any(part.startswith(".") for part in path.relative_to(root).parts) and path.is_file()
     )  # fmt: skip
-    return sorted(read_once(found))
+    return sorted(drop_duplicates(found))
 
 
-def match_of(text: str, field: str) -> str:
-    """An FTS5 expression for words that stand after each other, the last one by its beginning; empty for none."""
+def fts_phrase(text: str, field: str) -> str:
+    """Return an FTS5 phrase, its last word a prefix; empty without words."""
     words = re.findall(r"\w+", text)
     if not words:
         return ""
@@ -528,7 +527,7 @@ def match_of(text: str, field: str) -> str:
 
 
 def _conditions(query: Query) -> tuple[str, str, list[Any]]:
-    """Tables, WHERE clause and values."""
+    """Return tables, WHERE clause and values."""
     join = "rollouts r"
     parts: list[str] = []
     values: list[Any] = []
@@ -538,7 +537,7 @@ def _conditions(query: Query) -> tuple[str, str, list[Any]]:
         values.extend(given)
 
     if query.text.strip():
-        expression = match_of(query.text, query.field if query.field in FIELDS else "")
+        expression = fts_phrase(query.text, query.field if query.field in FIELDS else "")
         join = "texts CROSS JOIN rollouts r ON r.id = texts.rowid" if expression else join
         add("texts MATCH ?" if expression else "0", *([expression] if expression else []))
     if query.step is not None:
@@ -588,8 +587,8 @@ def _facet_conditions(query: Query) -> tuple[list[str], list[Any]]:
     return parts, values
 
 
-def between(text: str) -> tuple[int, int] | None:
-    """Bounds written as `30`, `30-39` or `30-`; None for anything else."""
+def parse_range(text: str) -> tuple[int, int] | None:
+    """Parse a range written as `30`, `30-39` or `30-`; None for anything else."""
     first, dash, last = text.partition("-")
     if not first.isdecimal() or (last and not last.isdecimal()):
         return None
@@ -597,18 +596,18 @@ def between(text: str) -> tuple[int, int] | None:
 
 
 def texts_of(line: bytes) -> tuple[str, ...]:
-    """What is searched of a rollout, one text of each of FIELDS."""
+    """Return a rollout's searchable texts, one for each of FIELDS."""
     return _row_of(_DECODER.decode(line))[1]
 
 
 def message_in(output: str) -> str:
-    """The last line of an output, of which digits count as equal."""
+    """Return the last line of an output, with digits replaced by 0."""
     lines = output[-4000:].rstrip().rsplit("\n", 1)
     return re.sub(r"\d+", "0", lines[-1].strip())[:MESSAGE]
 
 
-def redacted(line: bytes, text: str) -> tuple[bytes, int]:
-    """A rollout's line with REDACTED in place of a text, and how often it stood there. Raises RecordError."""
+def redact_line(line: bytes, text: str) -> tuple[bytes, int]:
+    """Replace a text in a rollout's line by REDACTED; count it. Raises RecordError if it does not occur."""
     count = 0
     forms = dict.fromkeys((text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]))
 
@@ -634,11 +633,11 @@ def redacted(line: bytes, text: str) -> tuple[bytes, int]:
 
     made: dict[str, Any] = clean(json.loads(line)) if text.strip() else {}
     if not count:
-        raise RecordError(f"{text!r} does not stand in this rollout")
+        raise RecordError(f"{text!r} does not occur in this rollout")
     for turn in ({"segments": made["prompt"]}, *made["turns"]):
         joined = "".join(segment["text"] for segment in turn["segments"])
         if any(form in joined for form in forms):
-            raise RecordError(f"{text!r} goes over the border of two segments: delete the rollout, or redact its parts")
+            raise RecordError(f"{text!r} spans two segments: delete the rollout, or redact its parts")
     return json.dumps(made, ensure_ascii=False, separators=(",", ":")).encode() + b"\n", count
 
 
@@ -668,7 +667,7 @@ _Failure = tuple[str, str, bool]
 
 
 def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[str, ...], list[_Failure]]:
-    """The values of _COLUMNS, of FIELDS and of FACETS; of each failed call its error, message and whether repaired."""
+    """Return the values of _COLUMNS, FIELDS and FACETS; and (error, message, repaired) of each failed call."""
     words: list[str] = []
     code: list[str] = []
     output: list[str] = []
@@ -712,12 +711,12 @@ def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[
 
 
 def _shown(prompt: str) -> str:
-    """The end of a prompt, which has the question, without the template's marks."""
+    """Return the end of a prompt, with the question, without the template's marks."""
     return " ".join(_ROLE_MARK.sub(" ", prompt[-1000:]).split())[-QUESTION:]
 
 
-def keep_indexed(folder: Path) -> Any:
-    """Return what adds a new file of a run to its index; an index that fails is left to its reader."""
+def make_indexer(folder: Path) -> Any:
+    """Return a function that indexes a run's new file; errors are left to readers of the index."""
 
     def add(file: Path) -> None:
         with suppress(sqlite3.Error, RetconError, OSError), closing(Index(folder)) as index:

@@ -1,5 +1,4 @@
-"""Trajectory files: JSON Lines, one trajectory a line, plain or compressed: written by the name's `.gz` or `.zst`, read
-by what their first bytes say."""
+"""Trajectory files: JSON Lines, plain or compressed, one trajectory a line."""
 
 from __future__ import annotations
 
@@ -22,25 +21,25 @@ from retcon.core.errors import RecordError, nearest, nearest_path
 from retcon.core.types import Completion, Pair, Trajectory, Written
 from retcon.store.compression import SUFFIXES, compressed, decompressed, is_compressed, read_errors
 from retcon.store.lines import LineAppender
-from retcon.store.whole import alone_on, explained, refuse_special, whole_file
+from retcon.store.whole import check_regular_file, lock_file, storage_errors, whole_file
 
 BEGINNING = b'{"id":'
-"""Of every line that is written here."""
+"""Beginning of every line that is written here."""
 
 
 def write(path: str | Path, trajectories: Iterable[Trajectory]) -> int:
-    """Write a whole file, atomically: it is there in full or, on any error, as it was before. Returns the lines.
+    """Write a whole file atomically; on any error it stays unchanged. Returns the number of lines.
 
-    Raises StorageError where the file cannot be written (a full disk), RecordError for a number that is not finite,
+    Raises StorageError if the file cannot be written (a full disk), RecordError for a number that is not finite,
     MissingExtra for zstd without its package.
     """
     return write_lines(path, chain.from_iterable(map(lines_of, trajectories)))
 
 
 def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
-    """As `write`, of lines that end in a line end."""
+    """Write lines, with their line ends, like `write`."""
     path = Path(path)
-    refuse_special(path)
+    check_regular_file(path)
     count = 0
     with whole_file(path) as file, _compressing(file, path) as out:
         for line in lines:
@@ -49,14 +48,14 @@ def write_lines(path: str | Path, lines: Iterable[bytes]) -> int:
     return count
 
 
-class Unfinished(RecordError):
-    """A last line that was cut off, of a trajectory as far as it goes."""
+class TruncatedLine(RecordError):
+    """A trajectory's last line is cut off."""
 
 
 class Appender:
-    """Adds trajectories to a plain file, one `add` at a time, as `LineAppender` does; use it in a `with`.
+    """Appender of trajectories to a plain file, one `add` at a time; see `LineAppender`. Use it in a `with`.
 
-    Raises RecordError where the file cannot be written.
+    Raises RecordError if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,16 +79,16 @@ class Appender:
 
 
 def read(path: str | Path, *, on_bad: Callable[[RecordError], None] | None = None) -> Iterator[Trajectory]:
-    """The trajectories of a file, one at a time, with their children (see `gathered`); empty lines are ignored.
+    """Yield the trajectories of a file, with children (see `attach_children`). Empty lines are ignored.
 
-    Raises RecordError, which begins `FILE, line N:`, at a line that is no trajectory. With `on_bad` such a line is
-    passed to it as that error, and reading goes on with the next one. A file that cannot be opened always raises.
+    Raises RecordError, which begins `FILE, line N:`, at a line that is not a trajectory; `on_bad` gets the error
+    instead, and reading continues with the next line. A file that cannot be opened always raises.
     """
-    return gathered(_read_each(Path(path), on_bad))
+    return attach_children(_read_each(Path(path), on_bad))
 
 
-def gathered(nodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
-    """Give trajectories the children that stand before them; one whose parent does not come stays by itself."""
+def attach_children(nodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
+    """Attach children to the parents after them; yield orphans alone."""
     waiting: dict[str, list[Trajectory]] = {}
     for alone in nodes:
         children = waiting.pop(alone.id, None) if waiting else None
@@ -103,7 +102,7 @@ def gathered(nodes: Iterable[Trajectory]) -> Iterator[Trajectory]:
 
 
 def _read_each(path: Path, on_bad: Callable[[RecordError], None] | None) -> Iterator[Trajectory]:
-    refuse_folder(path)
+    check_not_folder(path)
     number = 0
     try:
         with open_lines(path) as file:
@@ -127,12 +126,12 @@ def _read_each(path: Path, on_bad: Callable[[RecordError], None] | None) -> Iter
 
 
 def lines_of(trajectory: Trajectory) -> Iterator[bytes]:
-    """The lines of a trajectory and its descendants; see `line_of`."""
+    """Encode a trajectory and its descendants, one line each; see `line_of`."""
     return map(line_of, trajectory.tree)
 
 
 def line_of(trajectory: Trajectory) -> bytes:
-    """One line of a file, its line end included, without children. Raises RecordError for a number that is not
+    """Encode a trajectory, without children, as a line with its line end. Raises RecordError for numbers that are not
     finite."""
     if trajectory.children:
         trajectory = replace(trajectory, children=())
@@ -141,19 +140,19 @@ def line_of(trajectory: Trajectory) -> bytes:
         if b"null" not in line and b'"extra":' not in line:  # numbers that are not finite; unknown fields
             return line + b"\n"
     except (UnicodeEncodeError, TypeError, msgspec.MsgspecError):
-        pass  # a lone surrogate, or a value that JSON does not have
+        pass  # a lone surrogate, or a value that JSON lacks
     value = to_dict(trajectory)
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (ValueError, TypeError) as error:
         raise RecordError(f"trajectory {trajectory.id} cannot be written as JSON: {error}") from error
-    # Lone surrogates, which a tool's output may hold, are no text: '?' rather than a trajectory that is lost.
+    # Lone surrogates, which a tool's output may hold, are not UTF-8: '?' rather than a lost trajectory.
     return text.encode("utf-8", "replace") + b"\n"
 
 
 def read_line(line: bytes, where: str) -> Trajectory:
-    """The trajectory of one line. where: the file and line, which an error begins with. Raises RecordError, Unfinished
-    where no more is wrong with it than that its end is not there."""
+    """Decode the trajectory of a line. where: file and line, which an error begins with. Raises RecordError,
+    TruncatedLine if only its end is missing."""
     try:
         return from_dict(msgspec.json.decode(line), where)
     except RecursionError:
@@ -161,13 +160,13 @@ def read_line(line: bytes, where: str) -> Trajectory:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if line.endswith(b"\n"):
             raise RecordError(f"{where}: not JSON: {error}") from error
-        kind = Unfinished if line.startswith(BEGINNING[: len(line)]) else RecordError
+        kind = TruncatedLine if line.startswith(BEGINNING[: len(line)]) else RecordError
         raise kind(f"{where}: cut off in the middle (was its writer stopped?): not JSON: {error}") from error
 
 
-def refuse_folder(path: Path) -> None:
-    """Raises RecordError where a folder is named in place of a file of it: says which there are, audits first, and no
-    metrics of a run."""
+def check_not_folder(path: Path) -> None:
+    """Check that `path` is not a folder. Raises RecordError, which lists the folder's files, audits first, without
+    metrics."""
     if path.is_dir():
         found = (p for p in path.rglob("*.jsonl*") if p.name != "metrics.jsonl")
         inside = sorted((".audit." not in p.name, str(p.relative_to(path))) for p in found)
@@ -177,8 +176,8 @@ def refuse_folder(path: Path) -> None:
 
 
 def open_lines(path: Path) -> IO[bytes]:
-    """The bytes of a file, gzip and zstd undone; of one that stands compressed only, those of that one. Raises
-    MissingExtra for zstd without its package."""
+    """Open a file, or its compressed copy if only that exists, decompressed. Raises MissingExtra for zstd without its
+    package."""
     if not path.exists():
         packed = (path.with_name(path.name + suffix) for suffix in SUFFIXES)
         path = next((file for file in packed if file.is_file()), path)
@@ -190,26 +189,26 @@ def _compressing(file: IO[bytes], path: Path) -> contextlib.AbstractContextManag
 
 
 @contextmanager
-def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], str]]:
-    """What adds a trajectory to the file, as `id`, or `id-2`, `id-3`, … where it has that already; returns which. What
-    is left of a line that was cut off is removed then, and a compressed file written anew. No other process adds to
-    the file meanwhile; one that was not there is made, and goes where nothing is added.
+def open_appender(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], str]]:
+    """Lock a file; yield a function that appends a trajectory and returns its id.
 
-    flag: what the user named it by, for messages. Raises at once, before there is anything to lose: RecordError where
-    the file is no regular one, holds something else than trajectories or is compressed and not named so,
-    CheckpointError where another process adds to it, StorageError where it cannot be written, MissingExtra for zstd
-    without its package.
+    That is `id`, or `id-2`, `id-3`, … if taken. An incomplete last line is removed, and a compressed file rewritten. A
+    new file is removed again if nothing is added.
+
+    flag: the user's option for it, for messages. Raises at once, before any work: RecordError if the file is not
+    regular, not of trajectories, or compressed without the suffix; CheckpointError if another process adds to it,
+    StorageError if it cannot be written, MissingExtra for zstd without its package.
     """
-    refuse_special(path, flag)
+    check_regular_file(path, flag)
     new = not os.path.lexists(path)
-    with alone_on(path):
+    with lock_file(path):
         try:
-            free = _free(path, flag, id)
+            free = _free_id(path, flag, id)
             if path.suffix in SUFFIXES:
-                with explained(path), tempfile.TemporaryFile(dir=path.parent):
+                with storage_errors(path), tempfile.TemporaryFile(dir=path.parent):
                     pass
             elif is_compressed(path):
-                raise RecordError(f"{flag} {path}: it is compressed, which its name does not say: name it .gz or .zst, "
+                raise RecordError(f"{flag} {path}: it is compressed but its suffix is not: name it .gz or .zst, "
                                   "or choose another")  # fmt: skip
 
             def add(trajectory: Trajectory) -> str:
@@ -223,7 +222,7 @@ def adding(path: Path, flag: str, id: str) -> Iterator[Callable[[Trajectory], st
 
 
 def _renamed(trajectory: Trajectory, old: str, new: str) -> Trajectory:
-    """The tree of a root under another id, which the ids of its descendants begin with."""
+    """Rename a root, and the prefix of its descendants' ids."""
     parent = trajectory.parent
     return replace(
         trajectory,
@@ -233,11 +232,11 @@ def _renamed(trajectory: Trajectory, old: str, new: str) -> Trajectory:
     )
 
 
-def _free(path: Path, flag: str, id: str) -> str:
+def _free_id(path: Path, flag: str, id: str) -> str:
     def foreign(error: RecordError) -> None:
-        if not isinstance(error, Unfinished):
-            said = f"{flag} {path}: it is no file of trajectories, and is left as it is ({error})"
-            raise RecordError(said) from error
+        if not isinstance(error, TruncatedLine):
+            message = f"{flag} {path}: it is not a file of trajectories, and stays unchanged ({error})"
+            raise RecordError(message) from error
 
     taken = {one.id for one in read(path, on_bad=foreign)}
     return next(name for name in chain((id,), (f"{id}-{n}" for n in count(2))) if name not in taken)
@@ -265,15 +264,15 @@ COLUMNS = ("prompt", "chosen", "rejected", "id", "tokens")
 
 
 def write_pairs(path: str | Path, pairs: Iterable[Pair]) -> int:
-    """Write a whole file, atomically (see `write_lines`), compressed where its name ends in `.gz`. Returns the count.
+    """Write a whole file atomically (see `write_lines`); return the count.
 
-    Raises RecordError where the file cannot be written, or a pair is no JSON.
+    Compressed if its name ends in `.gz`. Raises RecordError if the file cannot be written or a pair is not JSON.
     """
     return write_lines(path, map(pair_line, pairs))
 
 
 def pair_line(pair: Pair) -> bytes:
-    """One line of the file, its line end included. Raises RecordError for a pair that is no JSON."""
+    """Encode a pair as a line, with its line end. Raises RecordError if it is not JSON."""
     taken = sorted(set(pair.about) & set(COLUMNS))
     if taken:
         raise RecordError(f"pair {pair.id}: 'about' has columns of the format's own: {', '.join(taken)}")
@@ -306,20 +305,20 @@ def _tokens(name: str, completion: Completion) -> Iterator[tuple[str, object]]:
 
 
 BAD = 5
-"""Broken lines that are told in full."""
+"""Broken lines that are reported in full."""
 SUGGESTED = 10_000
-"""Ids that a wrong one is compared with at most: more take seconds."""
+"""Most ids that an unknown one is compared with, as more take seconds."""
 
 
 class _Named(msgspec.Struct):
-    """What of a line says whose it is."""
+    """The id of a line."""
 
     id: str
 
 
 @dataclass(slots=True)
 class Head:
-    """The first trajectories of a file. bad: what is wrong with lines before the last of them. more: lines after."""
+    """The first trajectories of a file. bad: errors of lines before the last of them. more: lines after."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
@@ -327,8 +326,8 @@ class Head:
 
 
 def head(path: Path, limit: int) -> Head:
-    """The first `limit` trajectories (0: all). Raises RecordError where the file cannot be read, is a folder, or begins
-    with BAD broken lines and nothing else, so that it is no file of trajectories."""
+    """Read the first `limit` trajectories (0: all). Raises RecordError if the file cannot be read, is a folder, or
+    begins with BAD broken lines."""
     found = Head()
     lines = _lines(path)
     for number, line in lines:
@@ -340,17 +339,17 @@ def head(path: Path, limit: int) -> Head:
         except RecordError as error:
             found.bad.append(str(error))
             if len(found.bad) == BAD and not found.trajectories:
-                told = "\n".join(found.bad)
+                errors = "\n".join(found.bad)
                 raise RecordError(
-                    f"{path} is not a file of trajectories: none of its first {BAD} lines is one\n{told}"
+                    f"{path} is not a file of trajectories: none of its first {BAD} lines is one\n{errors}"
                 ) from None
     return found
 
 
 def find(path: Path, wanted: str) -> Trajectory:
-    """The trajectory of that id, else the only one whose id begins so. Only lines that may be it are read in full.
+    """Find a trajectory by id, or by a unique prefix. Only lines that may match are decoded in full.
 
-    Raises RecordError where there is none, with the nearest id, or more than one, or a line before it that is broken.
+    Raises RecordError if no id matches, with the nearest one, or several do, or a line before it is broken.
     """
     beginning: list[bytes] = []
     ids: list[str] = []
@@ -370,27 +369,26 @@ def find(path: Path, wanted: str) -> Trajectory:
         return read_line(beginning[0], f"{path}")
     if beginning:
         some = [id for id in ids if id.startswith(wanted)]
-        told = f"{', '.join(some[:4])}{', …' if len(some) > 4 else ''}"
-        raise RecordError(f"{path}: {len(some)} ids begin with '{wanted}': {told}")
+        shown = f"{', '.join(some[:4])}{', …' if len(some) > 4 else ''}"
+        raise RecordError(f"{path}: {len(some)} ids begin with '{wanted}': {shown}")
     hint = nearest(wanted, ids[:SUGGESTED])
     raise RecordError(f"{path}: no trajectory '{wanted}'{hint}; `retcon show {path}` lists all")
 
 
-def holds(path: Path, id: str) -> bool:
-    """Whether a trajectory of the file has this very id. Raises RecordError at a line before it that is broken."""
+def contains_id(path: Path, id: str) -> bool:
+    """Whether a trajectory of the file has this exact id. Raises RecordError at a broken line before it."""
     return any(_id_of(line, f"{path}, line {number}") == id for number, line in _lines(path))
 
 
 def all_ids(path: Path) -> Iterator[str]:
-    """Of all trajectories of a file; lines that are none are passed over. Raises RecordError where it cannot be
-    read."""
+    """Yield the ids of a file's trajectories; skip broken lines. Raises RecordError if the file cannot be read."""
     for number, line in _lines(path):
         with suppress(RecordError):
             yield _id_of(line, f"{path}, line {number}")
 
 
-def first(path: Path, is_it: Callable[[Trajectory], bool], *, having: bytes) -> Trajectory | None:
-    """The first trajectory that `is_it` says yes to; only lines with `having` in them are read in full."""
+def find_first(path: Path, is_it: Callable[[Trajectory], bool], *, having: bytes) -> Trajectory | None:
+    """Return the first trajectory that `is_it` accepts; only lines that contain `having` are decoded."""
     for number, line in _lines(path):
         if having in line and is_it(found := read_line(line, f"{path}, line {number}")):
             return found
@@ -401,12 +399,12 @@ def _id_of(line: bytes, where: str) -> str:
     try:
         return msgspec.json.decode(line, type=_Named).id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return read_line(line, where).id  # says what is wrong
+        return read_line(line, where).id  # raises the specific error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, with their numbers."""
-    refuse_folder(path)
+    """Yield lines that are not empty, with their numbers."""
+    check_not_folder(path)
     number = 0
     try:
         with open_lines(path) as file:

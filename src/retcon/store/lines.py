@@ -1,4 +1,4 @@
-"""Files of JSON Lines that grow: a line is there whole, or it is removed before the next is added."""
+"""Growing JSON Lines files: incomplete lines are removed before the next append."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import msgspec
 
 from retcon.core.errors import RecordError
 from retcon.store.compression import compressed, is_compressed
-from retcon.store.whole import FULL, free_space, refuse_special, synced, taken
+from retcon.store.whole import FULL, check_regular_file, free_space, fsync, try_lock
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
 class LineAppender:
-    """Adds lines to a plain file, one `add` at a time; use it in a `with`.
+    """Appender of lines to a plain file, one `add` at a time; use it in a `with`.
 
-    Each line is handed to the system at once, so that a killed process loses at most the line it was writing. What is
-    left of such a line is removed when the file is opened again. Raises RecordError where the file cannot be written.
+    Lines are not buffered, so that a killed process loses at most the line it was writing. An incomplete line is
+    removed when the file is opened again. Raises RecordError if the file cannot be written.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        refuse_special(self._path)
+        check_regular_file(self._path)
         try:
             if is_compressed(self._path):
                 raise RecordError(f"{path}: compressed files cannot be added to; write a plain .jsonl, or use write()")
-            _mend(self._path)
+            _repair_last_line(self._path)
             self._file = self._path.open("ab", buffering=0)
         except OSError as error:
             raise RecordError(f"{path} cannot be opened for writing: {error}") from error
 
     def add(self, line: bytes, *, name: str) -> None:
-        """Append one line, its end included; name: what it is of, for an error."""
+        """Append one line with its end. name: of its content, for errors."""
         rest = memoryview(line)
         try:
             while rest:
@@ -47,7 +47,7 @@ class LineAppender:
             raise RecordError(f"{self._path}: {name} could not be added: {error}") from error
 
     def close(self) -> None:
-        """Close the file, once it is safe on the disk."""
+        """Sync and close the file."""
         if not self._file.closed:
             try:
                 os.fsync(self._file.fileno())
@@ -63,11 +63,10 @@ class LineAppender:
         self.close()
 
 
-def _mend(path: Path) -> None:
-    """Remove what is left of a line that was never finished; a whole line gets the line end that it lacks.
+def _repair_last_line(path: Path) -> None:
+    """Remove an incomplete last line; add a missing line end to a complete one.
 
-    Raises RecordError for a last line that was never one of an object: nothing is removed from a file that is no JSON
-    Lines.
+    Raises RecordError if the last line does not begin an object: the file is then not JSON Lines, and stays unchanged.
     """
     if not path.exists():
         return
@@ -89,7 +88,7 @@ def _mend(path: Path) -> None:
 
 
 def _last_line_start(file: IO[bytes], end: int) -> int:
-    """Offset just after the last line end before `end`, 0 where there is none."""
+    """Return the offset just after the last line end before `end`, 0 without one."""
     block = 1 << 16
     while end > 0:
         begin = max(0, end - block)
@@ -103,21 +102,21 @@ def _last_line_start(file: IO[bytes], end: int) -> int:
 
 SUFFIX = ".partial"
 JOURNAL = b'{"made_from":'
-"""How a journal of demonstrations begins (`retcon demos`), which stands under such a name too."""
+"""Beginning of a journal of demonstrations (`retcon demos`), which has the same suffix."""
 
 
-class NotWritten(OSError):
-    """A disk says no to a `Partial`, which is its `filename`."""
+class WriteFailed(OSError):
+    """A write to a `PartialFile` failed; `filename` is its path."""
 
 
-def unwritable(path: Path, error: OSError) -> RecordError:
-    """What to say of a file that a disk says no to; of a full one, how much is free."""
+def write_error(path: Path, error: OSError) -> RecordError:
+    """Return the error of a failed write, with the free space."""
     advice = f"; {free_space(path.parent)}" if error.errno in FULL else ""
     return RecordError(f"{path} cannot be written: {error.strerror or error}{advice}")
 
 
-def refuse_journal(path: Path) -> None:
-    """Raises RecordError where `PATH.partial` is a journal of demonstrations, which may hold hours of work."""
+def check_no_journal(path: Path) -> None:
+    """Check that `PATH.partial` holds no journal of demonstrations; else raise RecordError."""
     partial = path.with_name(path.name + SUFFIX)
     if not partial.is_file():
         return
@@ -125,36 +124,36 @@ def refuse_journal(path: Path) -> None:
         first = file.read(len(JOURNAL))
     if first == JOURNAL:
         raise RecordError(
-            f"{partial} is what `retcon demos … --out {path}` had made when it stopped: go on with the same command, "
+            f"{partial} holds the work of a stopped `retcon demos … --out {path}`: go on with the same command, "
             "or name another file"
         )
 
 
-class Partial:
-    """`PATH.partial` until `commit` renames it; compressed where PATH ends in `.gz` or `.zst`.
+class PartialFile:
+    """File `PATH.partial` until `commit` renames it; compressed if PATH ends in `.gz` or `.zst`.
 
-    size: go on with a partial file of which that many bytes count; None begins anew. No other process writes it
-    meanwhile. Raises RecordError where one does, where it cannot be written, is no regular file (a device, a folder)
-    or somebody else's (see `refuse_journal`), or the partial file is not there or shorter.
+    size: continue a partial file after that many bytes; None: start anew. It is locked meanwhile. Raises RecordError if
+    another process writes it, it cannot be written, is not a regular file (a device, a folder), is a journal (see
+    `check_no_journal`), or, to continue, is missing or shorter.
     """
 
     def __init__(self, path: Path, size: int | None = None) -> None:
         self.path = path
         self.partial = path.with_name(path.name + SUFFIX)
-        refuse_special(path)
-        refuse_special(self.partial)
+        check_regular_file(path)
+        check_regular_file(self.partial)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if size is not None and self.partial.stat().st_size < size:
                 raise RecordError(f"{self.partial} is shorter than it was: it cannot be resumed")
-            # Emptied under its lock alone: another process may be writing it.
-            disk = _Disk(self.partial, "r+b", opener=_made if size is None else None)
-            if not taken(disk) or not _stands(disk, self.partial):
+            # Truncate it only under its lock, as another process may be writing it.
+            disk = _Disk(self.partial, "r+b", opener=_open_or_create if size is None else None)
+            if not try_lock(disk) or not _is_same_file(disk, self.partial):
                 disk.close()
                 raise RecordError(f"another command is writing {self.partial}: wait for it, or name another file")
             if size is None:
                 try:
-                    refuse_journal(path)
+                    check_no_journal(path)
                 except RecordError:
                     disk.close()
                     raise
@@ -162,11 +161,11 @@ class Partial:
             disk.seek(size or 0)
             self._file = io.BufferedWriter(disk, 1 << 20)
         except OSError as error:
-            raise unwritable(self.partial, error) from error
+            raise write_error(self.partial, error) from error
         self.out: IO[bytes] = compressed(self._file, path.name)
 
     def finish(self) -> int:
-        """All of it on the disk, and still no other process writes it; its size."""
+        """Flush and sync the file, and keep its lock; return its size."""
         try:
             if self.out is not self._file:
                 self.out.close()
@@ -174,43 +173,42 @@ class Partial:
             os.fsync(self._file.fileno())
             return self._file.tell()
         except OSError as error:
-            raise unwritable(self.partial, error) from error
+            raise write_error(self.partial, error) from error
 
     def pause(self) -> int:
-        """Close it for now; the size to go on from."""
+        """Close the file for now; return the size to continue from."""
         size = self.finish()
         self.leave()
         return size
 
     def commit(self) -> None:
-        """Put it in its place."""
+        """Rename the file to its final path."""
         if not self._file.closed:
             self.finish()
         try:
             self.partial.replace(self.path)
-            synced(self.path.parent)
+            fsync(self.path.parent)
         except OSError as error:
             raise RecordError(f"{self.path} could not be written, and is as it was before: {error}") from error
         self.leave()
 
     def leave(self) -> None:
-        """Let go of it, so that it can be gone on with from where it was resumed; nothing is raised."""
-        with suppress(OSError):  # of a full disk, what is not written yet does not count
+        """Close the file, so that it can be resumed again; raise nothing."""
+        with suppress(OSError):  # on a full disk the unwritten rest does not count
             self._file.close()
 
     def discard(self) -> None:
-        """Take it away; nothing happens where it is gone."""
+        """Delete the file if it exists."""
         self.leave()
         self.partial.unlink(missing_ok=True)
 
 
-def _made(path: str, flags: int) -> int:
+def _open_or_create(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_CREAT, 0o666)
 
 
-def _stands(opened: io.FileIO, path: Path) -> bool:
-    """Whether it is still the file of that name: between its opening and its lock, another process may have put it in
-    its place, where it is whole."""
+def _is_same_file(opened: io.FileIO, path: Path) -> bool:
+    """Whether it is still the file of that name: another process may have renamed it before the lock."""
     try:
         return os.path.samestat(os.fstat(opened.fileno()), path.stat())
     except FileNotFoundError:
@@ -218,10 +216,10 @@ def _stands(opened: io.FileIO, path: Path) -> bool:
 
 
 class _Disk(io.FileIO):
-    """Raises NotWritten, which tells several files of one disk apart."""
+    """File that raises WriteFailed, which names it, on a failed write."""
 
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            raise NotWritten(error.errno, error.strerror, self.name) from error
+            raise WriteFailed(error.errno, error.strerror, self.name) from error

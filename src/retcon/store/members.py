@@ -1,4 +1,4 @@
-"""Compressed JSON Lines in members of about a megabyte, so that one line is read without those before it."""
+"""Compressed JSON Lines in members of about 1 MB, for random access."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from retcon.core.errors import RecordError
-from retcon.store.compression import is_compressed, read_errors, zstandard
+from retcon.store.compression import import_zstandard, is_compressed, read_errors
 from retcon.store.whole import whole_file
 
 MEMBER = 1 << 20
@@ -20,12 +20,12 @@ _WBITS = 31
 
 
 def default_suffix() -> str:
-    """`.zst` where its package is there, else `.gz`."""
+    """Return `.zst` if its package is installed, else `.gz`."""
     return ".zst" if find_spec("zstandard") is not None else ".gz"
 
 
 def write_members(path: Path, lines: Iterable[bytes]) -> None:
-    """Write a whole file, atomically, compressed as its name says. Raises StorageError."""
+    """Write a whole file atomically, compressed by its suffix. Raises StorageError."""
     with whole_file(path) as file:
         for part in _parts(lines):
             file.write(_compress(part, path.suffix))
@@ -46,7 +46,7 @@ def _parts(lines: Iterable[bytes]) -> Iterator[bytes]:
 
 def _compress(data: bytes, suffix: str) -> bytes:
     if suffix == ".zst":
-        compressed: bytes = zstandard("rollouts").ZstdCompressor(level=3).compress(data)
+        compressed: bytes = import_zstandard("rollouts").ZstdCompressor(level=3).compress(data)
         return compressed
     if suffix == ".gz":
         packer = zlib.compressobj(1, wbits=_WBITS)
@@ -55,10 +55,10 @@ def _compress(data: bytes, suffix: str) -> bytes:
 
 
 def lines_at(path: Path, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Yield (offset of the member, offset in its bytes, line) from a member of any trajectory file on; of a plain file,
-    (offset of the line, 0, line). A last line without its end is left out, and so is all behind damage.
+    """Yield (member offset, offset in its bytes, line) from `start` on.
 
-    start: where a member begins. Raises RecordError for damage, once the lines before it are out.
+    A plain file gives (line offset, 0, line). A last line without its end is left out, and so is all behind damage.
+    start: offset of a member. Raises RecordError for damage, after the lines before it.
     """
     if not is_compressed(path):
         with path.open("rb") as file:
@@ -82,7 +82,7 @@ def lines_at(path: Path, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
 
 
 def line_at(path: Path, member: int, offset: int) -> bytes:
-    """One line by the place that `lines_at` gave. Raises RecordError where it is not there any more."""
+    """Read one line by its offsets from `lines_at`. Raises RecordError if the file is shorter now."""
     try:
         if not is_compressed(path):
             with path.open("rb") as file:
@@ -100,9 +100,9 @@ def line_at(path: Path, member: int, offset: int) -> bytes:
 
 
 def replace_line(path: Path, member: int, offset: int, line: bytes | None) -> None:
-    """Write a file anew with another line at a place that `lines_at` gave, or without it.
+    """Rewrite a file with the line at these offsets replaced or removed.
 
-    Raises RecordError where there is no line, where the file is damaged or its last line is not whole; StorageError.
+    Raises RecordError if there is no such line, the file is damaged or its last line is incomplete; StorageError.
     """
     size, found = 0, False
 
@@ -125,7 +125,7 @@ def replace_line(path: Path, member: int, offset: int, line: bytes | None) -> No
 
 
 def _members(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """Offset of the member, and bytes of it, in parts; a member that is cut off gives what is there of it."""
+    """Yield a member's offset and bytes, in parts; a truncated member gives its undamaged bytes."""
     with path.open("rb") as file:
         gzipped = file.read(2) == _GZIP
         file.seek(start)
@@ -145,4 +145,4 @@ def _members(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _zstd_unpacker(path: Path) -> Any:
-    return zstandard(str(path)).ZstdDecompressor().decompressobj()
+    return import_zstandard(str(path)).ZstdDecompressor().decompressobj()

@@ -1,4 +1,4 @@
-"""Parquet: rows as JSON, and back. A row that nothing changes is written as the columns that it came in."""
+"""Parquet rows as JSON, and back; unchanged rows keep their columns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from retcon.core.errors import MissingExtra, RecordError
 from retcon.core.installing import how_to_install
 
 Shape = Literal["lines", "array", "document", "log", "eval", "parquet", "dump", "session"]
-"""`session`: lines that are one transcript together, or several one after another, as the logs of agents are."""
+"""`session`: lines that together are one transcript or several in a row, as in logs of agents."""
 WHOLE: frozenset[Shape] = frozenset({"log", "eval", "parquet", "dump"})
-"""Shapes that are written in one go: what was begun cannot be resumed."""
+"""Shapes that are written at once and cannot be resumed."""
 
 
 class Record(NamedTuple):
-    """data: one JSON value, of a session several lines. number: 1-based; of a session that of its first line. file,
-    kind: what it is the number of, or the member of an archive.
-    lead: of an item or a sample of an array, what stands between it and the one before."""
+    """One JSON value of a file. data: its bytes; a session has several lines. number: 1-based; of a session's first
+    line. kind: of the numbered unit, or the member of an archive. lead: of an array's item or sample, the bytes between
+    it and the one before."""
 
     data: bytes
     number: int
@@ -37,7 +37,7 @@ class Record(NamedTuple):
 
     @property
     def where(self) -> str:
-        """File and line, item or sample, for messages."""
+        """Return file and line, item or sample, for messages."""
         if self.kind in ("line", "item", "sample", "row"):
             return f"{self.file}, {self.kind} {self.number}"
         if self.kind == "session" and self.number > 1:
@@ -46,28 +46,27 @@ class Record(NamedTuple):
 
 
 class Writer(Protocol):
-    """Writes records in a shape; what is written by `begin`, `add` and `end` together is the file. To be inherited."""
+    """Base of writers of a shape: `begin`, `add` and `end` together write the file."""
 
     def begin(self) -> None: ...
 
     def add(self, record: Record, data: bytes) -> None:
-        """data: what to write for the record; `record.data` itself where it stays as it is."""
+        """Write a record. data: its new bytes, or `record.data` itself if unchanged."""
         ...
 
     def end(self) -> None: ...
 
     def drop(self) -> None:
-        """Let go of what is held, ended or not; what was written without an end is no file."""
+        """Release all resources; a file without its end is incomplete."""
         return
 
 
 @dataclass(slots=True)
 class Source:
-    """A file that is being read. shape: how its records are held. read: bytes of the file so far, for progress.
+    """A file that is being read. read: bytes read so far, for progress.
 
-    around: of a log, what stands before and after the array of its samples. tail: of an array, what stands after its
-    last item, known once that was read. table: of Parquet and of a dump, the rows or samples that its writer
-    needs beside their JSON.
+    around: of a log, the bytes before and after its array of samples. tail: of an array, the bytes after its last item,
+    once that was read. table: of Parquet and of a dump, the rows or samples that its writer needs beside their JSON.
     """
 
     path: Path
@@ -79,7 +78,7 @@ class Source:
     table: object = None
 
     def close(self) -> None:
-        """Let go of the file where it has not been read to its end."""
+        """Close the file, even if it was not read to its end."""
         if isinstance(self.records, Generator):
             self.records.close()
 
@@ -92,8 +91,8 @@ _Key: TypeAlias = tuple[str, bytes]
 
 
 def parquet_source(path: Path) -> Source:
-    """The rows of a file. Raises RecordError where it cannot be read, MissingExtra without pyarrow."""
-    arrow(str(path))
+    """Open a Parquet file. Raises RecordError if it cannot be read, MissingExtra without pyarrow."""
+    import_arrow(str(path))
     import pyarrow.parquet as pq
 
     try:
@@ -108,7 +107,7 @@ def parquet_source(path: Path) -> Source:
 
 
 class Rows:
-    """The rows of a file. share: how much of them was read as records."""
+    """Rows of a Parquet file. share: how much of them was read as records."""
 
     def __init__(self, path: Path, file: Any) -> None:
         self._path = path
@@ -120,7 +119,7 @@ class Rows:
         self.codec = "none" if codec == "uncompressed" else codec
 
     def records(self) -> Iterator[Record]:
-        """Each row as a JSON object. Raises RecordError where a part of the file cannot be read, or is no JSON."""
+        """Yield each row as a JSON object. Raises RecordError if a part cannot be read or encoded."""
         import pyarrow
 
         number = 0
@@ -135,7 +134,7 @@ class Rows:
             raise RecordError(f"{self._path}, row {number + 1}: the file cannot be read further: {error}") from error
 
     def groups(self) -> Iterator[tuple[int, Any]]:
-        """The rows as columns, some at a time, with how many stand before them; anew at each call."""
+        """Yield batches of columns, with the number of rows before each. Restarts at each call."""
         before = 0
         for batch in self._file.iter_batches(batch_size=_ROWS):
             yield before, batch
@@ -143,15 +142,15 @@ class Rows:
 
 
 class ColumnsError(RecordError):
-    """Rows do not fit into the columns together; it is not about one of them."""
+    """Rows, not just one of them, do not fit into the columns."""
 
 
 class RowsWriter(Writer):
-    """Writes rows of a file to another of the same columns. It reads them itself, as records may be read far ahead."""
+    """Writer of a file with the columns of another. It rereads the rows, as records may be far ahead."""
 
     def __init__(self, rows: object, out: IO[bytes]) -> None:
         if not isinstance(rows, Rows):
-            raise TypeError("a source that is not Parquet")
+            raise TypeError(f"the source is not Parquet: found {type(rows).__name__}")
         import pyarrow.parquet as pq
 
         self._schema = rows.schema
@@ -159,13 +158,13 @@ class RowsWriter(Writer):
         self._groups = rows.groups()
         self._group: tuple[int, Any] | None = None
         self._kept: list[tuple[int, dict[int, Any]]] = []
-        """Rows of the group, each with its new columns by their places."""
+        """Rows of the group, each with its new columns by index."""
 
     def begin(self) -> None:
-        """The columns are written with the first rows."""
+        """Write nothing: the columns come with the first rows."""
 
     def add(self, record: Record, data: bytes) -> None:
-        """Raises RecordError where the columns cannot hold what was repaired; it is as if the row had not come."""
+        """Keep a row. Raises RecordError, and skips it, if the columns cannot hold the repaired value."""
         while self._group is None or record.number > self._group[0] + self._group[1].num_rows:
             self._flush()
             self._group = next(self._groups)
@@ -198,7 +197,7 @@ class RowsWriter(Writer):
         self._kept = []
 
     def _changed(self, row: Any, record: Record, data: bytes) -> dict[int, Any]:
-        """The columns of a row that have another value now, each as an array of one, by their places."""
+        """Return a row's changed columns by index, each an array of one."""
         import pyarrow
 
         new, old = msgspec.json.decode(data), msgspec.json.decode(record.data)
@@ -219,10 +218,10 @@ class RowsWriter(Writer):
 
 
 class ParquetWriter(Writer):
-    """Writes any records as rows: spooled as JSON Lines first, since a column's type is known only at the end."""
+    """Writer of any records as rows, spooled until column types are known."""
 
     def __init__(self, out: IO[bytes]) -> None:
-        arrow("Parquet")
+        import_arrow("Parquet")
         import tempfile
 
         self._out = out
@@ -232,7 +231,7 @@ class ParquetWriter(Writer):
         self._seen = 0
 
     def begin(self) -> None:
-        """The columns are not known yet."""
+        """Write nothing: the columns are not known yet."""
 
     def add(self, record: Record, data: bytes) -> None:
         row = _value(data)
@@ -263,7 +262,7 @@ class ParquetWriter(Writer):
             self._spool.close()
 
     def _learn(self) -> None:
-        """Widen the columns to what the waiting rows hold. Raises ColumnsError where one would need two types."""
+        """Widen the columns to the waiting rows. Raises ColumnsError if one would need two types."""
         import pyarrow
 
         try:
@@ -282,7 +281,7 @@ class ParquetWriter(Writer):
 
 
 def _rows_at(table: Any, indices: list[int]) -> Any:
-    """Some rows of a table, in order; also where Arrow takes none of a column's type, as of views."""
+    """Return some rows of a table, in order; also if Arrow cannot `take` a column's type, such as views."""
     import pyarrow
 
     if indices == list(range(table.num_rows)):
@@ -294,7 +293,7 @@ def _rows_at(table: Any, indices: list[int]) -> Any:
 
 
 def _replaced(column: Any, values: Mapping[int, Any]) -> Any:
-    """The column with other values at some places, in order, each an array of one. The rest stays Arrow's own."""
+    """Replace some values of a column, each by an array of one. values: by index, ascending."""
     import pyarrow
 
     chunks, before = [], 0
@@ -305,7 +304,7 @@ def _replaced(column: Any, values: Mapping[int, Any]) -> Any:
 
 
 def _known(raw: Any, read: Any) -> dict[_Key, Any]:
-    """What a value and its parts were to Arrow, by their JSON; without those of which several have the same."""
+    """Map the JSON of a value and its parts to Arrow's values, without ambiguous ones."""
     known: dict[_Key, Any] = {}
     unclear = set()
     for key, part in _parts(raw, read, ""):
@@ -316,7 +315,7 @@ def _known(raw: Any, read: Any) -> dict[_Key, Any]:
 
 
 def _parts(raw: Any, read: Any, name: str) -> Iterator[tuple[_Key, Any]]:
-    """A value of Arrow's and its parts; read: the same from JSON, where a map is a list of lists."""
+    """Yield a value of Arrow's and its parts. read: the value from JSON, where a map is a list of lists."""
     if isinstance(raw, str | int) and raw == read:
         return
     yield (name, msgspec.json.encode(read)), raw
@@ -329,8 +328,8 @@ def _parts(raw: Any, read: Any, name: str) -> Iterator[tuple[_Key, Any]]:
 
 
 def _restored(value: Any, known: Mapping[_Key, Any], type: Any, name: str = "") -> Any:
-    """A repaired value from JSON, in which what the repair did not touch is what Arrow had: JSON has no bytes, times,
-    decimals, maps and NaN. Where the type is JSON text, other values become such text."""
+    """Convert a repaired value from JSON, with Arrow's own values for unchanged parts: JSON lacks bytes, times,
+    decimals, maps and NaN. If the type is JSON text, other values become such text."""
     key = name, msgspec.json.encode(value)
     if key in known:
         return known[key]
@@ -349,7 +348,7 @@ def _is_json(type: Any) -> bool:
 
 
 def _stored(type: Any) -> Any:
-    """The type with JSON as plain text, as Arrow makes no list or struct with an extension type in it from Python."""
+    """Replace JSON by plain text in a type, as Arrow builds no nested extension types from Python."""
     import pyarrow
 
     if _is_json(type):
@@ -360,21 +359,21 @@ def _stored(type: Any) -> Any:
 
 
 def rows_of(table: Any) -> list[dict[str, Any]]:
-    """The rows of a table or batch of Arrow's. Bytes that are UTF-8 are text, floats of fewer than 64 bits are the
-    shortest decimals that name them (0.1, not 0.10000000149011612), and JSON text is the value that it writes."""
+    """Convert a table or batch of Arrow's to dicts. UTF-8 bytes become text, floats of fewer than 64 bits their
+    shortest decimals (0.1, not 0.10000000149011612), and JSON text its value."""
     rows: list[dict[str, Any]] = table.to_pylist()
     read = row_reader(table.schema, _leaf)
     return [read(row) for row in rows]
 
 
 def row_reader(schema: Any, leaf: Callable[[Any], _Read | None]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """What reads the values of a row, in lists and structs too. leaf: the reader of a type, None where values stay."""
+    """Return a converter of rows, nested values included. leaf: converter of a type, None to keep values."""
     read = _of_struct({field.name: _reader(field.type, leaf) for field in schema})
     return (lambda row: row) if read is None else read
 
 
 def _reader(type: Any, leaf: Callable[[Any], _Read | None]) -> _Read | None:
-    """What reads a value of this type, None where it stays; leaf: see `row_reader`."""
+    """Return the converter of a type, None to keep values; leaf: see `row_reader`."""
     from pyarrow import types
 
     if (read := leaf(type)) is not None:
@@ -385,7 +384,7 @@ def _reader(type: Any, leaf: Callable[[Any], _Read | None]) -> _Read | None:
 
 
 def _leaf(type: Any) -> _Read | None:
-    """What reads a value of a type that has no parts, for `rows_of`."""
+    """Return the converter of a type without parts, for `rows_of`."""
     from pyarrow import types
 
     if types.is_float32(type) or types.is_float16(type):
@@ -409,7 +408,7 @@ def _of_struct(parts: dict[str, _Read | None]) -> _Read | None:
 
 
 def _shortest(value: float, code: str) -> float:
-    """code: that of `struct` for floats of this width."""
+    """Return the shortest decimal of a float. code: of `struct`, for its width."""
     if value.is_integer() and abs(value) < _WHOLE:
         return value
     for digits in range(1, 10):
@@ -426,7 +425,7 @@ def _of_json(value: str | None) -> Any:
     try:
         return None if value is None else json.loads(value)
     except ValueError as error:
-        raise arrow("JSON").ArrowInvalid(f"{value!r:.60} is not JSON, as its column's type says: {error}") from None
+        raise import_arrow("JSON").ArrowInvalid(f"{value!r:.60} is not JSON, its column's type: {error}") from None
 
 
 def _text(value: bytes | None) -> str | bytes | None:
@@ -436,8 +435,8 @@ def _text(value: bytes | None) -> str | bytes | None:
         return value
 
 
-def arrow(what: str) -> ModuleType:
-    """The package. what: the file that needs it, for the message. Raises MissingExtra where it is not there."""
+def import_arrow(what: str) -> ModuleType:
+    """Import pyarrow. what: the file that needs it, for the message. Raises MissingExtra if it is missing."""
     try:
         package: ModuleType = importlib.import_module("pyarrow")
     except ImportError as error:
@@ -446,7 +445,7 @@ def arrow(what: str) -> ModuleType:
 
 
 def _value(data: bytes) -> Any:
-    """A record's value, with NaN, which no standard knows."""
+    """Decode a record, NaN included, which is not standard JSON."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):

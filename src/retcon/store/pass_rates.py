@@ -1,4 +1,4 @@
-"""Pass rates of tasks: JSON Lines, one measurement a line, added as it is made."""
+"""Pass rates of tasks in JSON Lines, appended as they are measured."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from retcon.store.lines import LineAppender
 
 
 class PassRate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How often a model solved a task. model: fingerprint of its folder. passed: rollouts with a positive reward, of
-    `rollouts`; none of them was lost to an infrastructure fault. content: fingerprint of the task, None where an
-    earlier version measured, which did not tell it. harness: that made the rollouts, its import path and a hash of its
-    code; empty where that was Retcon's own loop, None where an earlier version measured."""
+    """Share of rollouts in which a model solved a task. model: fingerprint of its folder. passed: those with a positive
+    reward, of `rollouts` without infrastructure faults. content: fingerprint of the task, None from an earlier version.
+    harness: import path and code hash of the one that made them, empty: Retcon's own loop, None: an earlier version."""
 
     task: str
     model: str
@@ -28,7 +27,7 @@ class PassRate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if not 0 <= self.passed <= self.rollouts or not self.rollouts:
-            raise ValueError(f"{self.passed} of {self.rollouts} rollouts passed, which cannot be")
+            raise ValueError(f"{self.passed} of {self.rollouts} rollouts passed: impossible")
 
     @property
     def rate(self) -> float:
@@ -36,7 +35,7 @@ class PassRate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PassRateFile:
-    """Adds measurements to a file, each at once; use it in a `with`. Raises RecordError where it cannot be written."""
+    """Appender of measurements, unbuffered; use it in a `with`. Raises RecordError if the file cannot be written."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineAppender(path)
@@ -55,9 +54,9 @@ class PassRateFile:
 
 
 def read_pass_rates(path: Path) -> Iterator[PassRate]:
-    """The measurements in a file, in order; empty lines are ignored, unknown fields too.
+    """Read a file's measurements, in order. Empty lines and unknown fields are ignored.
 
-    Raises RecordError, which begins `FILE, line N:`, at a line that is no measurement.
+    Raises RecordError, which begins `FILE, line N:`, at a line that is not a measurement.
     """
     try:
         with path.open("rb") as file:
@@ -70,9 +69,9 @@ def read_pass_rates(path: Path) -> Iterator[PassRate]:
         raise RecordError(f"{path}: the pass rates cannot be read: {error}") from error
 
 
-def of_model(measured: Iterator[PassRate], model: str) -> dict[str, PassRate]:
-    """Task to its measurement with `model`; of several the one with most rollouts, the later where they are equal or
-    are of another content."""
+def select_model(measured: Iterator[PassRate], model: str) -> dict[str, PassRate]:
+    """Map tasks to measurements with `model`: of several, the one with most rollouts, the later one if equal or of
+    other content."""
     best: dict[str, PassRate] = {}
     for one in measured:
         there = best.get(one.task)

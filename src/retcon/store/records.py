@@ -1,9 +1,8 @@
-"""Records of other people's files, one at a time: JSON Lines, JSON arrays, one JSON document, inspect_ai's logs, and
-Parquet, slime's dumps.
+"""Records of third-party files, read one at a time and written back.
 
-A record is the bytes that stand in the file, so that one that nothing changes can be written back as it was. Memory
-holds one record, whatever the file's size, except for a document, which is one record or, as inspect_ai's `.json`
-log and slime's dump, is read whole, and for Parquet, of which it holds some rows.
+Formats: JSON Lines, JSON arrays, JSON documents, inspect_ai's logs, Parquet and slime's dumps. A record is the file's
+own bytes, so that an unchanged one is written back as it was. Memory holds one record, except for Parquet (some rows),
+and for documents, inspect_ai's `.json` logs and slime's dumps, which are read whole.
 """
 
 from __future__ import annotations
@@ -27,25 +26,27 @@ import msgspec
 
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.core.installing import how_to_install
-from retcon.store.compression import decompressed, plain_name, read_errors, read_sound, zstandard
+from retcon.store.compression import decompressed, import_zstandard, plain_name, read_errors, read_undamaged
 from retcon.store.parquet import WHOLE, ParquetWriter, Record, RowsWriter, Shape, Source, Writer, parquet_source
 
 # Rollout dumps of slime: a `.pt` of torch's with `rollout_id` and `samples`, each sample a record.
 #
-# Such a file is a pickle. It is read with `weights_only`, which makes nothing but plain values and tensors, and runs
-# nothing. A sample that nothing changes is written back as the object that it is, tensors and all.
+# Such a file is a pickle. It is read with `weights_only`, which creates only plain values and tensors, and runs no
+# code. An unchanged sample is written back as the same object, tensors included.
 
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 _SAMPLES = "samples"
 
 
-class Dump:
-    """What a file holds. frame: all that stands beside the samples."""
+class SlimeDump:
+    """A rollout dump of slime. frame: its fields, samples included."""
 
     def __init__(self, path: Path, value: object) -> None:
         samples = value.get(_SAMPLES) if isinstance(value, dict) else value
         if not isinstance(value, dict | list) or not isinstance(samples, list):
-            raise RecordError(f"{path} is not a rollout dump of slime: it has no list of samples ({_held(value)})")
+            raise RecordError(
+                f"{path} is not a rollout dump of slime: it has no list of samples ({_describe_content(value)})"
+            )
         if not all(isinstance(sample, dict) for sample in samples):
             raise RecordError(f"{path} is not a rollout dump of slime: its samples are not dictionaries")
         self.path = path
@@ -56,21 +57,21 @@ class Dump:
     def records(self) -> Iterator[Record]:
         for number, sample in enumerate(self.samples, 1):
             self.given = number
-            yield Record(as_json(sample, f"{self.path}, sample {number}"), number, str(self.path), "sample")
+            yield Record(encode_sample(sample, f"{self.path}, sample {number}"), number, str(self.path), "sample")
 
 
 class DumpWriter(Writer):
-    """Writes the samples that are kept, with what stood beside them, when all are there."""
+    """Writer of a dump: the kept samples, with the other fields, at the end."""
 
     def __init__(self, dump: object, out: IO[bytes]) -> None:
-        if not isinstance(dump, Dump):
-            raise TypeError("a source that is not a dump")
+        if not isinstance(dump, SlimeDump):
+            raise TypeError(f"the source is not a dump: found {type(dump).__name__}")
         self._dump = dump
         self._out = out
         self._kept: list[object] = []
 
     def begin(self) -> None:
-        """It is written in one go."""
+        """Write nothing: `end` writes all."""
 
     def add(self, record: Record, data: bytes) -> None:
         sample = self._dump.samples[record.number - 1]
@@ -84,9 +85,9 @@ class DumpWriter(Writer):
 
 
 def dump_source(path: Path) -> Source:
-    """The samples of a file. Raises RecordError where it cannot be read, or holds more than plain values and tensors;
-    MissingExtra without torch."""
-    dump = Dump(path, _loaded(path))
+    """Open a dump. Raises RecordError if it cannot be read or holds more than plain values and tensors, MissingExtra
+    without torch."""
+    dump = SlimeDump(path, _loaded(path))
     size = path.stat().st_size
     return Source(path, "dump", dump.records(), lambda: size * dump.given // max(1, len(dump.samples)), table=dump)
 
@@ -111,12 +112,12 @@ def _loaded(path: Path) -> object:
             "which is neither a plain value nor a tensor; write the samples as JSON Lines"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        raise RecordError(f"{path} is not a readable dump: {error}") from error  # what a torn pickle gives
+        raise RecordError(f"{path} is not a readable dump: {error}") from error  # a truncated pickle
     return value
 
 
-def as_json(sample: object, where: str) -> bytes:
-    """A sample as JSON; tensors as lists. Raises RecordError where none can hold it."""
+def encode_sample(sample: object, where: str) -> bytes:
+    """Encode a sample as JSON, tensors as lists. Raises RecordError if JSON cannot hold it."""
     try:
         try:
             return json.dumps(sample, ensure_ascii=False, default=_listed).encode()
@@ -135,13 +136,13 @@ def _listed(value: object) -> object:
 
 
 def _changed(sample: dict[object, object], old: bytes, new: bytes) -> dict[object, object]:
-    """The sample with the fields that were changed; the others stay the objects that they are."""
+    """Return the sample with changed fields replaced; the others stay the same objects."""
     before, after = json.loads(old), json.loads(new)
     changed = {name: value for name, value in after.items() if name not in before or value != before[name]}
     return {**sample, **changed}
 
 
-def _held(value: object) -> str:
+def _describe_content(value: object) -> str:
     if isinstance(value, dict):
         return f"found {', '.join(map(str, list(value)[:8])) or 'nothing'}"
     return f"found {type(value).__name__}"
@@ -150,16 +151,16 @@ def _held(value: object) -> str:
 _ARRAY_CHUNK = 1 << 20
 
 
-def items_of(file: io.BufferedReader, name: str, tail: list[bytes]) -> Iterator[Record]:
-    """The items of a JSON array, decoded from a window that grows to one item's size at most (and is cut again).
+def iterate_items(file: io.BufferedReader, name: str, tail: list[bytes]) -> Iterator[Record]:
+    """Yield the items of a JSON array, from a one-item window.
 
-    tail: gets what stands after the last item. Raises RecordError, which names the item, for what is no JSON.
+    tail: receives the bytes after the last item. Raises RecordError, which names the item, for invalid JSON.
     """
     decode = codecs.getincrementaldecoder("utf-8-sig")().decode
     read = json.JSONDecoder().raw_decode
     window, at, number, ended = "", 0, 0, False
     opened = False
-    lead = 0  # where what stands before the next item begins
+    lead = 0  # start of the separator before the next item
     want = _ARRAY_CHUNK
     broken_file: tuple[type[Exception], ...] = (UnicodeDecodeError, *read_errors())
     with file:
@@ -194,7 +195,7 @@ def items_of(file: io.BufferedReader, name: str, tail: list[bytes]) -> Iterator[
                 if ended:
                     raise RecordError(f"{name}, item {number + 1}: not JSON: {error}") from error
                 try:
-                    data = read_sound(file, want)
+                    data = read_undamaged(file, want)
                     window, at, lead = window[lead:] + decode(data, final=not data), at - lead, 0
                 except broken_file as broken:
                     raise RecordError(
@@ -212,10 +213,10 @@ def items_of(file: io.BufferedReader, name: str, tail: list[bytes]) -> Iterator[
 
 
 class ArrayWriter(Writer):
-    """Items with the line breaks and indentation that stood between them.
+    """Writer of an array, with the items' own line breaks and indentation.
 
-    tail: what stands after the last item, filled by the time of `end`. going_on: whether records stand before, in a
-    file whose writing is resumed. joined: whether it is made of several arrays, so that no one's end is the end.
+    tail: bytes after the last item, filled by the time of `end`. going_on: whether a resumed file holds records
+    already. joined: whether several arrays become one, so that no tail of theirs is the end.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class ArrayWriter(Writer):
         self._joined = joined
 
     def begin(self) -> None:
-        """The bracket is written with the first record."""
+        """Write nothing: the bracket comes with the first record."""
 
     def add(self, record: Record, data: bytes) -> None:
         wanted, had = (b"," if self._any else b"["), record.lead.lstrip()[:1]
@@ -253,7 +254,7 @@ _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 
 
 class LogWriter(Writer):
-    """A `.json` log: the samples as they come, all else as it stands. around: what stands before and after them."""
+    """Writer of a `.json` log, whose other fields stay unchanged. around: bytes before and after the samples."""
 
     def __init__(self, around: tuple[bytes, bytes], tail: Sequence[bytes], out: IO[bytes]) -> None:
         self._before, self._after = around
@@ -271,7 +272,7 @@ class LogWriter(Writer):
 
 
 class EvalWriter(Writer):
-    """A `.eval` log: the samples deflated, the other members copied."""
+    """Writer of a `.eval` log: deflated samples, and copies of the other members."""
 
     def __init__(self, path: Path, out: IO[bytes]) -> None:
         self._path = path
@@ -295,7 +296,7 @@ class EvalWriter(Writer):
 
 
 def eval_source(path: Path) -> Source:
-    """The samples of a `.eval` log. Raises RecordError for another file, MissingExtra where it needs zstd."""
+    """Open a `.eval` log. Raises RecordError for another file, MissingExtra if it needs zstd."""
     try:
         archive = _Archive(path)
     except FileNotFoundError:
@@ -315,9 +316,9 @@ def eval_source(path: Path) -> Source:
 
 
 def log_source(path: Path, whole: bytes, frame: Mapping[str, bytes], read: Callable[[], int]) -> Source:
-    """The samples of a `.json` log that was read whole. Raises RecordError where they are no list."""
+    """Return the source of a `.json` log that was read whole. Raises RecordError if its samples are not a list."""
     where = f"{path}, samples"
-    samples, array = values_in(frame["samples"], where), frame["samples"]
+    samples, array = split_array(frame["samples"], where), frame["samples"]
     start, at = _start_of("samples", whole, frame, where), 1
     records, lead = [], b"["
     for number, data in enumerate(samples, 1):
@@ -329,7 +330,7 @@ def log_source(path: Path, whole: bytes, frame: Mapping[str, bytes], read: Calla
 
 
 def _start_of(wanted: str, whole: bytes, frame: Mapping[str, bytes], where: str) -> int:
-    """Where a key's value begins in the object that `frame` was made of."""
+    """Return the offset of a key's value in the object that `frame` was made of."""
     at = whole.index(b"{") + 1
     for key, value in frame.items():
         at = _end_of(_KEY, whole, at)
@@ -346,13 +347,13 @@ def _end_of(pattern: re.Pattern[bytes], data: bytes, at: int) -> int:
     return at if found is None else found.end()
 
 
-def frame_of(whole: bytes) -> dict[str, bytes]:
-    """The values of a JSON object by their keys, each as it stands. Raises ValueError where it is none."""
+def split_object(whole: bytes) -> dict[str, bytes]:
+    """Split a JSON object into the bytes of its values, by key. Raises ValueError if it is not an object."""
     try:
         return {key: bytes(raw) for key, raw in msgspec.json.decode(whole, type=dict[str, msgspec.Raw]).items()}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = whole.decode("utf-8-sig")
-        json.loads(text)  # NaN, which inspect writes as a score, is no JSON to msgspec
+        json.loads(text)  # inspect writes NaN as a score, which msgspec refuses
     frame: dict[str, bytes] = {}
     read = json.JSONDecoder().raw_decode
     at = _after_space(text, text.index("{") + 1)
@@ -366,8 +367,8 @@ def frame_of(whole: bytes) -> dict[str, bytes]:
     return frame
 
 
-def values_in(data: bytes, where: str) -> list[bytes]:
-    """The items of a JSON array, each as it stands. Raises RecordError where it is none."""
+def split_array(data: bytes, where: str) -> list[bytes]:
+    """Split a JSON array into the bytes of its items. Raises RecordError if it is not an array."""
     try:
         return [bytes(raw) for raw in msgspec.json.decode(data, type=list[msgspec.Raw])]
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -415,7 +416,7 @@ class _Archive:
         return self._zip.getinfo(name).compress_size
 
     def read(self, name: str) -> bytes:
-        """A member. Raises RecordError where it is damaged, or compressed in a way that nothing here reads."""
+        """Read a member. Raises RecordError if it is damaged or its compression is not supported."""
         info = self._zip.getinfo(name)
         try:
             if info.compress_type == _ZSTD and not hasattr(zipfile, "ZIP_ZSTANDARD"):
@@ -427,7 +428,7 @@ class _Archive:
             ) from error
 
     def _unpacked(self, info: zipfile.ZipInfo) -> bytes:
-        module = zstandard(str(self._path))
+        module = import_zstandard(str(self._path))
         file = self._zip.fp
         if file is None:
             raise zipfile.BadZipFile("closed")
@@ -446,15 +447,26 @@ class _Archive:
         return data
 
 
-__all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "marked_as", "open_source", "writer"]
+__all__ = [
+    "STDIN",
+    "WHOLE",
+    "LinesWriter",
+    "Record",
+    "Shape",
+    "Source",
+    "Writer",
+    "detect_bom",
+    "open_source",
+    "writer",
+]
 
 STDIN = Path("-")
 KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
-"""Suffixes of files that may hold transcripts, before the one of a compression."""
+"""Suffixes of files that may hold transcripts, without that of a compression."""
 DOCUMENTS = (".json", ".traj")
-"""Those of files that are one JSON value."""
+"""Suffixes of files with one JSON value."""
 LINES = (".jsonl", ".ndjson")
-"""Those of files that are one record a line."""
+"""Suffixes of files with one record a line."""
 _CHUNK = 1 << 20
 _MARKS = {
     "UTF-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
@@ -463,10 +475,10 @@ _MARKS = {
 
 
 def open_source(path: Path) -> Source:
-    """Open a file, or `-` for standard input, plain or compressed (seen from its bytes, not its name).
+    """Open a file, or `-` for standard input, plain or compressed.
 
-    Raises RecordError where it cannot be read, or is of a kind that is not; MissingExtra where it takes a package that
-    is not there.
+    Compression is detected by first bytes. Raises RecordError if it cannot be read or its kind is not supported,
+    MissingExtra if a package is missing.
     """
     _refuse_other_kinds(path)
     if path.suffix == ".eval":
@@ -496,9 +508,9 @@ def open_source(path: Path) -> Source:
 
 
 def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
-    """What a file is by its first bytes, and by its name."""
+    """Detect a file's shape by its first bytes and its name."""
     head = file.peek(_CHUNK)[:_CHUNK]
-    if wide := marked_as(head):
+    if wide := detect_bom(head):
         file.close()
         raise RecordError(f"{name}: it is {wide}, and not UTF-8: iconv -f {wide} -t UTF-8 rewrites it")
     first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
@@ -506,18 +518,18 @@ def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[]
         if plain_name(path.name).endswith(LINES):
             line = file.readline()
             following = file.readline() if _is_json(line) else b""
-            file = _chained(line + following, file)
+            file = _prepend(line + following, file)
             if following.strip():  # each line is a list: a transcript that is nothing but its messages
                 return Source(path, "lines", _lines(file, name), read)
         tail: list[bytes] = []
-        return Source(path, "array", items_of(file, name, tail), read, tail=tail)
+        return Source(path, "array", iterate_items(file, name, tail), read, tail=tail)
     if first == b"{" and plain_name(path.name).endswith(DOCUMENTS):
         return _document(path, file, name, read)
     return Source(path, "lines", _lines(file, name), read)
 
 
-def marked_as(head: bytes) -> str:
-    """Which encoding of several bytes a letter a file is marked as by its first bytes, "" for none."""
+def detect_bom(head: bytes) -> str:
+    """Return a byte order mark's encoding, if not UTF-8, else ""."""
     for encoding, marks in _MARKS.items():  # the mark of UTF-32 begins as that of UTF-16
         if head.startswith(marks):
             return encoding
@@ -525,10 +537,10 @@ def marked_as(head: bytes) -> str:
 
 
 def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = False, joined: bool = False) -> Writer:
-    """What writes records to `out`.
+    """Return a writer of records to `out`.
 
-    kind: a suffix that asks for another shape than the source's own: `.jsonl`, `.json` (an array), `.parquet`.
-    going_on: records stand in the file before. joined: the file is of several sources.
+    kind: suffix of a shape other than the source's: `.jsonl`, `.json` (an array), `.parquet`. going_on: whether the
+    file holds records already. joined: whether it has several sources.
     """
     if source.shape == "session":
         return DocumentWriter(out)
@@ -552,46 +564,46 @@ def writer(source: Source, out: IO[bytes], *, kind: str = "", going_on: bool = F
 
 
 class LinesWriter(Writer):
-    """going_on: whether records stand before, in a file whose writing is resumed."""
+    """Writer of JSON Lines. going_on: whether a resumed file holds records already."""
 
     def __init__(self, out: IO[bytes], *, going_on: bool = False) -> None:
         self._write = out.write
         self._any = going_on
 
     def begin(self) -> None:
-        """Lines need no opening."""
+        """Write nothing: lines need no opening."""
 
     def add(self, record: Record, data: bytes) -> None:
         if record.kind != "line" or data is not record.data:
             end = b"\r\n" if record.kind == "line" and data.endswith(b"\r\n") else b"\n"
             data = _one_line(data.removesuffix(end)) + end
-        if self._any:  # only at the beginning of a file is it a mark
+        if self._any:  # a byte order mark belongs only at a file's beginning
             data = data.removeprefix(codecs.BOM_UTF8)
         self._write(data if data.endswith(b"\n") else data + b"\n")
         self._any = True
 
     def end(self) -> None:
-        """Nor a closing."""
+        """Write nothing: lines need no closing."""
 
 
 class DocumentWriter(Writer):
-    """One record as it stands, line breaks and all."""
+    """Writer of one record with its own line breaks."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._write = out.write
 
     def begin(self) -> None:
-        """Nothing stands before it."""
+        """Write nothing: a document needs no opening."""
 
     def add(self, record: Record, data: bytes) -> None:
         self._write(data)
 
     def end(self) -> None:
-        """Nor after it."""
+        """Write nothing: a document needs no closing."""
 
 
 def _one_line(data: bytes) -> bytes:
-    """JSON without line breaks, which it has between values only."""
+    """Remove JSON's line breaks, which stand only between values."""
     data = data.strip()
     return data if b"\n" not in data and b"\r" not in data else b"".join(p.strip() for p in data.splitlines())
 
@@ -608,16 +620,16 @@ def _lines(file: IO[bytes], name: str) -> Iterator[Record]:
 
 
 def _document(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
-    """A `.json` that begins with an object: inspect_ai's log, one transcript, or JSON Lines under another name."""
+    """Open a `.json` that begins with an object: inspect_ai's log, one transcript or misnamed JSON Lines."""
     first = file.readline()
     rest_is_lines = _is_json(first)
     following = file.readline() if rest_is_lines else b""
     if rest_is_lines and following.strip():
-        return Source(path, "lines", _lines(_chained(first + following, file), name), read)
+        return Source(path, "lines", _lines(_prepend(first + following, file), name), read)
     with file:
         whole = first + following + file.read()
     try:
-        frame = frame_of(whole)
+        frame = split_object(whole)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{name}: not JSON: {error}") from error
     if {"samples", "eval"} <= set(frame):
@@ -625,12 +637,12 @@ def _document(path: Path, file: io.BufferedReader, name: str, read: Callable[[],
     return Source(path, "document", iter([Record(whole, 1, name, "document")]), read)
 
 
-def _chained(head: bytes, rest: io.BufferedReader) -> io.BufferedReader:
-    """A file whose beginning was read already."""
-    return io.BufferedReader(_Joined(head, rest), _CHUNK)
+def _prepend(head: bytes, rest: io.BufferedReader) -> io.BufferedReader:
+    """Put bytes that were read already back before a file."""
+    return io.BufferedReader(_PrefixedReader(head, rest), _CHUNK)
 
 
-class _Joined(io.RawIOBase):
+class _PrefixedReader(io.RawIOBase):
     def __init__(self, head: bytes, rest: io.BufferedReader) -> None:
         self._head, self._rest = memoryview(head), rest  # cutting a view copies nothing, whatever the length of a line
 

@@ -1,6 +1,6 @@
-"""Files and folders that are there whole or not at all, whatever happens while they are written.
+"""Atomic writes of files and folders, file locks and output checks.
 
-They are written beside their place, under a name that begins with `PARTIAL`, and renamed once they are on the disk.
+Files are written beside their final path, under a name that begins with `PARTIAL`, synced, then renamed.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from retcon.store.compression import plain_name
 
 PARTIAL = ".partial-"
 _OLD = f"{PARTIAL}old-"
-"""How the name of a folder begins while another takes its place."""
+"""Prefix of a folder's name while another replaces it."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)
-"""Errors for want of room, of a disk, a quota or a file; who writes for us does not always say which error it was."""
+"""Errors for lack of space, of a disk, a quota or a file; None: a library gave no error number."""
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `target`, in place of what was there, only once everything is on the disk.
+    """Yield a temporary folder that atomically replaces `target` at the end.
 
-    On any error it is removed. Raises StorageError, with the free space, where the disk says no.
+    On any error it is removed. Raises StorageError, with the free space, if a write fails.
     """
     partial, old = (target.with_name(before + target.name) for before in (PARTIAL, _OLD))
     try:
-        with explained(target):
+        with storage_errors(target):
             _clear(partial, old)
             partial.mkdir(parents=True)
             yield partial
             for file in partial.rglob("*"):
-                synced(file)
-            synced(partial)
-            if target.is_dir() and not target.is_symlink():  # nothing else is replaced by a folder
-                target.rename(old)  # to remove it may take seconds, in which nothing whole would stand there
+                fsync(file)
+            fsync(partial)
+            if target.is_dir() and not target.is_symlink():  # only a folder is replaced
+                target.rename(old)  # removing it may take seconds, without a complete `target`
             partial.rename(target)
-            synced(target.parent)
+            fsync(target.parent)
     finally:
         _clear(partial, old)
 
 
 def _clear(partial: Path, old: Path) -> None:
-    """Remove what is left of a new folder and of the one before it; that one goes back where nothing took its place."""
+    """Remove a new folder's remains and the old folder, which is restored first if nothing replaced it."""
     _put_back(old)
     for rest in (partial, old):
         shutil.rmtree(rest, ignore_errors=True)
@@ -65,10 +65,10 @@ def _put_back(old: Path) -> None:
 
 @contextmanager
 def whole_file(target: Path) -> Iterator[IO[bytes]]:
-    """As `whole_folder`, one file. Two processes that write the same one do not see each other; the last one wins. What
-    one that was killed left of it is removed."""
+    """Yield a temporary file that atomically replaces `target` at the end. Of concurrent writers the last one wins;
+    partial files of killed ones are removed. Raises StorageError."""
     partial = target.with_name(f"{PARTIAL}{os.getpid()}-{target.name}")
-    with explained(target):
+    with storage_errors(target):
         _clear_dead(target)
         try:
             with partial.open("wb") as file:
@@ -76,16 +76,16 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                partial.replace(target)  # while it has the lock, else another might clear it away
-            synced(target.parent)
+                partial.replace(target)  # under the lock, else another process might remove it
+            fsync(target.parent)
         finally:
             partial.unlink(missing_ok=True)
 
 
 def _clear_dead(target: Path) -> None:
-    """Remove the partial files of `target` that no process here has the number of, and none anywhere the lock."""
+    """Remove partial files of `target` whose process is gone, and which no process elsewhere has locked."""
     end = f"-{target.name}"
-    with suppress(OSError), os.scandir(target.parent) as there:  # of a folder that lists nothing
+    with suppress(OSError), os.scandir(target.parent) as there:  # a folder without read permission
         for entry in there:
             process = entry.name.removeprefix(PARTIAL).removesuffix(end)
             if entry.name == f"{PARTIAL}{process}{end}" and process.isdecimal() and _is_gone(int(process)):
@@ -96,7 +96,7 @@ def _clear_dead(target: Path) -> None:
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """Whether it is this process's now, until it is closed; False also where there are no locks."""
+    """Lock a file until it is closed; return False if it is taken, or locks are not supported."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -109,25 +109,24 @@ def _is_gone(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):  # of somebody else, or no number of a process
+    except (OSError, OverflowError):  # another user's process, or an invalid number
         return False
     return False
 
 
 def write_whole(target: Path, content: str | bytes) -> None:
-    """`content`, text as UTF-8, as the file `target`, whole or not at all. Raises StorageError."""
+    """Write a file atomically, text as UTF-8. Raises StorageError."""
     with whole_file(target) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def write_json(target: Path, content: object) -> None:
-    """`content` as JSON in `target`, whole or not at all. Raises StorageError; ValueError for a number that is not
-    finite."""
+    """Write JSON atomically. Raises StorageError; ValueError for a number that is not finite."""
     write_whole(target, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a killed process left half written in `folder`. What it had taken away for that goes back."""
+    """Remove a killed process's partial files in `folder`; restore the folders it was replacing."""
     for old in [*folder.glob(f"{_OLD}*")]:
         _put_back(old)
     for path in folder.glob(f"{PARTIAL}*"):
@@ -138,8 +137,8 @@ def remove_partial(folder: Path) -> None:
 
 
 @contextmanager
-def explained(target: Path) -> Iterator[None]:
-    """What a disk says no with becomes a StorageError: where, and how much is free if it may be full."""
+def storage_errors(target: Path) -> Iterator[None]:
+    """Reraise OSError as StorageError, with path and free space."""
     try:
         yield
     except OSError as error:
@@ -150,13 +149,13 @@ def explained(target: Path) -> Iterator[None]:
 
 
 def free_space(path: Path) -> str:
-    """A phrase on the room left on the disk of `path`, which need not exist yet."""
+    """Describe the free space on a path's disk; it need not exist."""
     there = next(p for p in (path, *path.absolute().parents) if p.exists())
     return f"{shutil.disk_usage(there).free / 2**20:.1f} MiB are free on the disk of {there}"
 
 
-def synced(path: Path) -> None:
-    """Puts a file, or what a folder lists, on the disk."""
+def fsync(path: Path) -> None:
+    """Sync a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -165,44 +164,45 @@ def synced(path: Path) -> None:
 
 
 LOCK = ".lock"
-"""What stands in a folder that was written into so."""
+"""Name of the lock file in a locked folder."""
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)
-"""What file systems say that know no locks, as some of clusters: work goes on there without."""
+"""Errors of file systems without locks, as in some clusters: work continues there without."""
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """No other process is within such a block over the folder `out`, which is made; the system forgets it with the
-    process. Raises CheckpointError where one is, StorageError."""
-    with explained(out):
+def lock_folder(out: Path) -> Iterator[None]:
+    """Create the folder `out` and lock it within the block.
+
+    The lock ends with the process. Raises CheckpointError if another process has it, StorageError."""
+    with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK).open("w")
     with lock:
-        if not taken(lock):
+        if not try_lock(lock):
             raise CheckpointError(f"another command is at work in {out}: wait for it, or choose another folder")
         yield
 
 
 def check_unlocked(out: Path) -> None:
-    """Raises CheckpointError where another process is within `alone` over the folder `out`; makes nothing."""
+    """Check that no process has locked the folder `out`. Raises CheckpointError; creates nothing."""
     with suppress(OSError), (out / LOCK).open("r+") as lock:
-        if not taken(lock):
+        if not try_lock(lock):
             raise CheckpointError(f"another command is at work in {out}: wait for it, or choose another folder")
 
 
 @contextmanager
-def alone_on(file: Path) -> Iterator[None]:
-    """The same over one file, which is made; within the block it may be removed. Raises as `alone`."""
-    with explained(file):
+def lock_file(file: Path) -> Iterator[None]:
+    """Create and lock a file within the block, which may remove it. Raises CheckpointError, StorageError."""
+    with storage_errors(file):
         lock = file.open("ab")
     with lock:
-        if not taken(lock) or not os.fstat(lock.fileno()).st_nlink:  # removed between its opening and its lock
+        if not try_lock(lock) or not os.fstat(lock.fileno()).st_nlink:  # removed between its opening and its lock
             raise CheckpointError(f"another command is at work on {file}: wait for it, or name another file")
         yield
 
 
-def taken(lock: IO[str] | IO[bytes] | io.FileIO) -> bool:
-    """Whether this process has the lock now, until it closes the file; also where there are no locks."""
+def try_lock(lock: IO[str] | IO[bytes] | io.FileIO) -> bool:
+    """Try to lock a file until it is closed; return success, also on file systems without locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -213,10 +213,10 @@ def taken(lock: IO[str] | IO[bytes] | io.FileIO) -> bool:
     return True
 
 
-# Where output may go: to a file that is not there, or to one that may be replaced, and never over what is read.
+# Output goes to new files or to ones that may be replaced, never over an input.
 #
-# Files are compared as the system does, by device and inode, so that no spelling (`./x`, `$PWD/x`), no link and no
-# second name of a folder hides that two of them are one.
+# Files are compared by device and inode, so that no spelling (`./x`, `$PWD/x`), link or second name of a folder hides
+# that two of them are one.
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -228,16 +228,16 @@ _KINDS = {
 
 
 class OutputFile(NamedTuple):
-    """A file to be written. flag: what the user named it by (`-o`, `--audit`), for messages. beside: names that are
-    written beside it until it is finished."""
+    """A file to be written. flag: the user's option for it (`-o`, `--audit`), for messages. beside: names of temporary
+    files next to it."""
 
     flag: str
     path: Path
     beside: tuple[str, ...] = ()
 
 
-def refuse_special(path: Path, flag: str = "") -> None:
-    """Raises RecordError where something that is no regular file stands at `path`: nothing may be put in its place."""
+def check_regular_file(path: Path, flag: str = "") -> None:
+    """Check that `path` is new or a regular file; else raise RecordError."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -245,36 +245,37 @@ def refuse_special(path: Path, flag: str = "") -> None:
     except OSError as error:
         raise RecordError(f"{_named(flag, path)} cannot be written: {error}") from error
     if not stat.S_ISREG(mode):
-        kind = _KINDS.get(stat.S_IFMT(mode), "no regular file")
+        kind = _KINDS.get(stat.S_IFMT(mode), "not a regular file")
         raise RecordError(f"{_named(flag, path)} is {kind}, and not written over: name a regular file, or a new one")
 
 
-def refuse_misnamed(path: Path, flag: str, also: Iterable[str] = ()) -> None:
-    """Raises RecordError for a name that says that something else is in the file than JSON, or than what its suffix
-    asks for. also: suffixes, of shapes that others can be written in."""
+def check_suffix(path: Path, flag: str, also: Iterable[str] = ()) -> None:
+    """Check that a name does not promise another format than JSON; else raise RecordError.
+
+    also: further suffixes to refuse, of formats that other outputs can have."""
     if path.name == "-":
-        raise RecordError(f"{flag} -: it is written to a file; name one")
+        raise RecordError(f"{flag} -: standard output is not supported here; name a file")
     suffix = Path(plain_name(path.name)).suffix
     if suffix in (".xz", ".bz2", ".zip", ".7z", ".arrow", *also):
         raise RecordError(
-            f"{_named(flag, path)} would be no {suffix} file: name a .jsonl, compressed as .jsonl.gz or .jsonl.zst"
+            f"{_named(flag, path)} would not be a {suffix} file: name a .jsonl, compressed as .jsonl.gz or .jsonl.zst"
         )
 
 
 def check_outputs(outputs: Sequence[OutputFile], inputs: Iterable[Path] = ()) -> None:
-    """Before any work: whether the outputs can be written without a loss of something else.
+    """Check, before any work, that no output overwrites something else.
 
-    Raises RecordError, which names flag and file, for what is no regular file, is an input too, or another output too.
+    Raises RecordError, with flag and file, if one is not a regular file, is also an input, or also another output.
     """
     read = {identity(path): path for path in inputs}
     taken: dict[Hashable, OutputFile] = {}
     for output in outputs:
         for path in (output.path, *(output.path.with_name(name) for name in output.beside)):
-            refuse_special(path, output.flag)
+            check_regular_file(path, output.flag)
             own = identity(path)
             if own in read:
                 raise RecordError(
-                    f"{_named(output.flag, path)} is an input too ({read[own]}): what was there before would be lost; "
+                    f"{_named(output.flag, path)} is an input too ({read[own]}): its content would be lost; "
                     "choose another name"
                 )
             if own in taken:
@@ -285,16 +286,16 @@ def check_outputs(outputs: Sequence[OutputFile], inputs: Iterable[Path] = ()) ->
             taken[own] = output
 
 
-def refuse_finished(outputs: Sequence[OutputFile], force: str) -> None:
-    """Raises RecordError where an output is there already. force: the flag that would have it replaced."""
+def check_not_finished(outputs: Sequence[OutputFile], force: str) -> None:
+    """Check that no output exists; else raise RecordError. force: the option that replaces it."""
     for output in outputs:
         if os.path.lexists(output.path):
             raise RecordError(f"{_named(output.flag, output.path)} is there already, and finished; {force} replaces it")
 
 
 def identity(path: Path) -> Hashable:
-    """What two names of one file have in common: device and inode; of what is not there, those of its folder and its
-    name. Links are followed."""
+    """Return a key that two names of one file share: device and inode; of a new file, its folder's and its name. Links
+    are followed."""
     real = Path(os.path.realpath(path))
     try:
         found = real.stat()

@@ -1,6 +1,6 @@
-"""A tool that fails now and then, as one behind a service does that has a hiccup: to measure what a model makes of it.
+"""Tools with injected transient failures, to measure how a model reacts.
 
-Unlike an `infrastructure` observation, for which a rollout is dropped, this is a failure that the model sees.
+The model sees them, unlike an `infrastructure` observation, which drops the rollout.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from retcon.sandbox.types import Result
 from retcon.tools.kinds.python import ObservationFormatter
 from retcon.tools.types import AnyTool, ModelCalls, OpenTool, StatefulTool, TaskTool, Tool
 
-HICCUPS = (
+TRANSIENT_ERRORS = (
     ("TimeoutError", "the tool did not answer in time"),
     ("ConnectionError", "the connection to the tool was reset"),
 )
@@ -23,7 +23,7 @@ _RANGE = 2**63  # of `derive`
 
 @dataclass(frozen=True, slots=True)
 class FaultSetup:
-    """rate: share of calls that fail. seed: of the draws. output_chars: characters of an observation at most."""
+    """Settings of injected faults. rate: share of calls that fail. output_chars: most characters of an observation."""
 
     rate: float
     seed: int
@@ -31,12 +31,10 @@ class FaultSetup:
 
 
 class FaultyTool:
-    """Another tool with faults; implements `retcon.tools.types.TaskTool` and `StatefulTool`, whether that one does or
-    not, as which calls fail is drawn for each trajectory.
+    """A tool with injected faults; implements `TaskTool` and `StatefulTool`, as faults are drawn per trajectory.
 
-    Whether a call fails depends on (seed, trajectory, the call's id) alone: on no order, and not on what it says, so
-    that the same call in a later turn is a draw of its own, and one that is run once more meets the same fate. A call
-    that fails does not reach the tool.
+    Whether a call fails depends on (seed, trajectory, call id) alone, not on order or arguments: the same call in a
+    later turn is drawn anew, and one that is replayed fails again. A call that fails does not reach the tool.
     """
 
     def __init__(self, tool: AnyTool, setup: FaultSetup) -> None:
@@ -52,7 +50,7 @@ class FaultyTool:
     async def open(self, trajectory: str) -> OpenTool:
         tool = self._tool
         if isinstance(tool, TaskTool):
-            raise InfrastructureFault(f"{self.name} begins with a task, and was given none")
+            raise InfrastructureFault(f"{self.name} needs a task: call `of` before `open`")
         inner = await tool.open(trajectory) if isinstance(tool, StatefulTool) else _Stateless(tool)
         return _OpenFaultyTool(inner, self._setup, trajectory)
 
@@ -74,13 +72,13 @@ class _OpenFaultyTool:
         drawn = derive("fault", self._setup.seed, self._trajectory, call.id)
         if drawn >= self._setup.rate * _RANGE:
             return await self._tool(call)
-        kind, said = HICCUPS[derive("hiccup", drawn) % len(HICCUPS)]
-        result = Result("error", kind, stderr=f"{kind}: {said}\n")
+        kind, message = TRANSIENT_ERRORS[derive("hiccup", drawn) % len(TRANSIENT_ERRORS)]
+        result = Result("error", kind, stderr=f"{kind}: {message}\n")
         return ObservationFormatter(self.name, self._setup.output_chars).observation(call, result)
 
 
 class _Stateless:
-    """A tool without state as one with: there is nothing to freeze."""
+    """A stateless tool as an `OpenTool`, with empty checkpoints."""
 
     def __init__(self, tool: Tool) -> None:
         self.name = tool.name

@@ -1,4 +1,4 @@
-"""The tools that a recipe names."""
+"""Tools that a recipe can name, and how they are found."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from retcon.tools.types import StatefulTool, TaskTool, Tool
 
 @dataclass(frozen=True, slots=True)
 class ToolSetup:
-    """What a tool is built with. output_chars: characters of an observation at most. sessions: whether a tool that can
-    keep state between the calls of a trajectory is to. reuse: the limits of all calls, where one that was made
-    before, and can come to but one thing, is to be answered with that."""
+    """Settings to build a tool with. output_chars: most characters of an observation. sessions: keep state between the
+    calls of a trajectory, if the tool can. reuse: limits of all calls, if deterministic results are cached."""
 
     sandbox: Sandbox
     output_chars: int
@@ -27,13 +26,12 @@ class ToolSetup:
 
 
 class ToolKind:
-    """A tool that a recipe can name (`rollout.tools`): the one subclass in a file of `tools/kinds`, or anywhere, by its
-    import path."""
+    """A tool that a recipe can name (`rollout.tools`): a file of `tools/kinds`, or an import path."""
 
     kinds: ClassVar[Registry[ToolKind]]
 
     def spec(self, *, sessions: bool) -> ToolSpec:
-        """What the model is shown of it, before it is built. sessions: as in `ToolSetup`."""
+        """Return the spec that the model sees. sessions: see `ToolSetup`."""
         raise NotImplementedError
 
     def build(self, setup: ToolSetup) -> Tool | StatefulTool | TaskTool:
@@ -44,25 +42,25 @@ ToolKind.kinds = Registry("tool", base=ToolKind)
 
 
 def find_tools(names: Iterable[str]) -> list[ToolKind]:
-    """The tools of these names: those of `tools/kinds`, and by import path (`my_package.my_module:Search`) a
-    `ToolKind`, a class of a tool without arguments, or a tool.
+    """Return the tools of these names, of `tools/kinds` or by import path.
 
-    Raises RecipeError where one is unknown, cannot be imported, is no tool or declares a schema that is none, and where
-    two have one name.
+    An import path (`my_package.my_module:Search`) names a `ToolKind`, a tool's class without arguments, or a tool.
+    Raises RecipeError if one is unknown, cannot be imported, is not a tool or has an invalid schema, or two share a
+    name.
     """
     kinds: dict[str, ToolKind] = {}
     for name in names:
         kind = _find(name)
         spec = kind.spec(sessions=False)
         if spec.name in kinds:
-            raise RecipeError(f"rollout.tools: {name!r} has the name of another tool, {spec.name!r}")
+            raise RecipeError(f"rollout.tools: {name!r} has the name of another tool, {spec.name!r}: rename one")
         kinds[spec.name] = kind
     return list(kinds.values())
 
 
 @dataclass(frozen=True, slots=True)
-class _Own(ToolKind):
-    """A tool that is ready as it is."""
+class _ReadyTool(ToolKind):
+    """A tool that needs no building."""
 
     tool: Tool | StatefulTool
 
@@ -90,4 +88,4 @@ def _find(name: str) -> ToolKind:
     if getattr(tool, "name", None) != spec.name:
         raise RecipeError(f"rollout.tools: {name!r} is called {getattr(tool, 'name', None)!r} and {spec.name!r}")
     check_schema(spec)
-    return _Own(tool)
+    return _ReadyTool(tool)

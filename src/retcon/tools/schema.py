@@ -1,4 +1,4 @@
-"""What calls must say: the schema of the Python tool, and what is wrong with a call's arguments."""
+"""JSON schemas of tools, and validation of calls' arguments."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _CODE = {
     "required": ["code"],
 }
 _DATA = ("enum", "const", "default", "examples")
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are data, not schemas."""
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-"""Keywords whose values are schemas by name, which may be that of a keyword."""
+"""Keywords whose values are schemas by name; a name may equal a keyword."""
 _REFERRING = ("$ref", "$dynamicRef")
 _NULLABLE = "nullable"
-"""OpenAPI's word for what may be null as well, with which transformers says `int | None`; JSON schemas know none."""
+"""OpenAPI's keyword for values that may be null, which transformers writes for `int | None`; not in JSON Schema."""
 _LONGEST = 200
 _KINDS = {"string": "a string", "number": "a number", "integer": "an integer", "object": "an object",
           "array": "a list", "boolean": "true or false", "null": "null"}  # fmt: skip
 
 
 def python_spec(name: str = "python", *, keeps_state: bool = False) -> ToolSpec:
-    """What the model is shown of the Python tool. keeps_state: whether a call finds what the ones before it left."""
+    """Return the spec of the Python tool. keeps_state: whether variables and files stay between calls."""
     kept = "Variables and files are kept between calls." if keeps_state else "Every call runs in a fresh interpreter."
     return ToolSpec(name, f"Runs a Python program and returns what it prints. {kept}", _CODE)
 
 
 def argument_error(spec: ToolSpec, arguments: Mapping[str, object]) -> str | None:
-    """What is wrong with a call's arguments by the tool's schema, in words for the model; None where nothing is.
+    """Describe what is wrong with a call's arguments, for the model; None if valid.
 
-    Raises RecipeError where the schema itself is none.
+    Raises RecipeError if the schema itself is invalid.
     """
     if spec.parameters is ANYTHING:
         return None
@@ -52,11 +52,11 @@ def argument_error(spec: ToolSpec, arguments: Mapping[str, object]) -> str | Non
         found = best_match(_validator(_encoded(spec), spec.name).iter_errors(dict(arguments)))
     except (RecursionError, OverflowError, Unresolvable) as error:
         return f"the arguments cannot be checked: {error}"[:_LONGEST]
-    return None if found is None else _worded(found)
+    return None if found is None else _describe_error(found)
 
 
 def check_schema(spec: ToolSpec) -> None:
-    """Raises RecipeError where the tool's schema is no JSON schema, or refers to what is not in it."""
+    """Check that a tool's schema is valid, with all references; else raise RecipeError."""
     if spec.parameters is not ANYTHING:
         _validator(_encoded(spec), spec.name)
 
@@ -65,7 +65,7 @@ def _encoded(spec: ToolSpec) -> bytes:
     try:
         return msgspec.json.encode(spec.parameters)
     except (UnicodeEncodeError, RecursionError, TypeError) as error:
-        raise _none(spec.name, error) from error
+        raise _schema_error(spec.name, error) from error
 
 
 @lru_cache(maxsize=256)
@@ -77,29 +77,29 @@ def _validator(schema: bytes, name: str) -> Validator:
 
     decoded = msgspec.json.decode(schema)
     if not isinstance(decoded.get("$schema", ""), str):
-        raise _none(name, "its $schema is not a string")
+        raise _schema_error(name, "its $schema is not a string")
     kind = validator_for(decoded)
     reference = ""
     try:
         decoded = _with_null(decoded)
         kind.check_schema(decoded)
-        made = kind(decoded, registry=REGISTRY)  # by its own it would ask the network for what is not there
+        made = kind(decoded, registry=REGISTRY)  # its default would load missing references from the network
         for keyword, reference in _references(decoded):
             list(made.evolve(schema={keyword: reference}).iter_errors(None))
     except SchemaError as error:
         where = error.json_path.removeprefix("$").removeprefix(".")
-        raise _none(name, f"{where}: {error.message}" if where else error.message) from error
+        raise _schema_error(name, f"{where}: {error.message}" if where else error.message) from error
     except Unresolvable as error:
-        raise _none(name, f"{reference!r}, to which it refers, is not in it") from error
+        raise _schema_error(name, f"{reference!r}, to which it refers, is not in it") from error
     except (AttributeError, TypeError, ValueError) as error:
-        raise _none(name, f"{reference!r}, to which it refers, is no schema") from error
+        raise _schema_error(name, f"{reference!r}, to which it refers, is no schema") from error
     except RecursionError as error:
-        raise _none(name, "it has no end, or is nested too deep") from error
+        raise _schema_error(name, "it has no end, or is nested too deep") from error
     return made
 
 
 def _with_null(schema: Any, *, named: bool = False) -> Any:
-    """The schema, with null where it is `nullable`. named: whether its keys are names and no keywords."""
+    """Add null where the schema is `nullable`. named: whether its keys are names, not keywords."""
     if isinstance(schema, list):
         return [_with_null(part) for part in schema]
     if not isinstance(schema, dict):
@@ -118,12 +118,12 @@ def _with_null(schema: Any, *, named: bool = False) -> Any:
     return found
 
 
-def _none(name: str, why: object) -> RecipeError:
+def _schema_error(name: str, why: object) -> RecipeError:
     return RecipeError(f"the tool {name!r}: its parameters are not a JSON schema: {why}")
 
 
 def _references(schema: object) -> Iterator[tuple[str, str]]:
-    """What a schema refers to, by which keyword; parts with an `$id` of their own refer to themselves."""
+    """Yield a schema's references with their keywords, except in parts that have their own `$id`."""
     todo: list[Any] = [schema]
     while todo:
         one = todo.pop()
@@ -140,7 +140,7 @@ def _references(schema: object) -> Iterator[tuple[str, str]]:
         todo += (part for part in inside if not (isinstance(part, dict) and isinstance(part.get("$id"), str)))
 
 
-def _worded(error: ValidationError) -> str:
+def _describe_error(error: ValidationError) -> str:
     place = ".".join(map(str, error.absolute_path))
     value = error.validator_value
     if error.validator == "required" and isinstance(error.instance, Mapping) and isinstance(value, list):

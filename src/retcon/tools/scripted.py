@@ -1,4 +1,4 @@
-"""Tools that give scripted answers, with and without state: for tests of what calls tools, yours too."""
+"""Tools with scripted answers, stateless and stateful, for tests."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from retcon.core.types import Observation, Status, ToolCall, ToolSpec
 Answer = tuple[str, Status, str | None]
 
 
-class NoAnswer(RetconError, KeyError):
-    """A script has no answer to a program: a test that is wrong, and not a fault that costs a rollout."""
+class MissingAnswer(RetconError, KeyError):
+    """A program without an answer in the script: an error of the test, not an infrastructure fault."""
 
 
 class ScriptedTool:
-    """Answers a program with (text, status, error type), from a mapping or a function of its code; implements `Tool`.
+    """Tool with scripted answers; implements `Tool`.
 
-    spec: what it declares; any object of arguments where None.
-    executed: the code of every call, in order. Code that a mapping lacks is `NoAnswer`, a KeyError: the script is
-    wrong, not the model.
+    answers: (text, status, error type) by code, a mapping or a function; MissingAnswer is raised for other code. spec:
+    any object of arguments if None. executed: the code of every call, in order.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class ScriptedTool:
     def _look_up(self, code: str) -> Answer:
         assert not callable(self.answers)
         if code not in self.answers:
-            raise NoAnswer(f"the script has no answer to {code!r}{nearest(code, self.answers)}")
+            raise MissingAnswer(f"the script has no answer to {code!r}{nearest(code, self.answers)}")
         return self.answers[code]
 
 
@@ -53,12 +52,11 @@ Operation = Literal["open", "checkpoint", "rollback", "close"]
 
 
 class ScriptedSessions:
-    """A tool that keeps state, without a sandbox; implements `StatefulTool`.
+    """Stateful tool without a sandbox; implements `StatefulTool`.
 
-    answers: (text, status, error type) of a program, given the state of its trajectory, which it may change; the state
-    begins empty and must be such that `copy.deepcopy` copies it. broken: operations that raise InfrastructureFault.
-    refuses: why a state cannot be kept (CheckpointRefused), empty where it can.
-    opened: the session of every trajectory, in the order of opening.
+    answers: (text, status, error type) of a program, given its trajectory's state, which it may change; the state
+    begins empty, and `copy.deepcopy` must copy it. broken: operations that raise InfrastructureFault. refuses: reason
+    why a state cannot be kept (CheckpointRefused), else empty. opened: sessions in order.
     """
 
     def __init__(
@@ -82,7 +80,7 @@ class ScriptedSessions:
         return self.opened[-1]
 
     def check(self, operation: Operation) -> None:
-        """Raises InfrastructureFault where this operation is scripted to fail."""
+        """Raise InfrastructureFault if this operation is scripted to fail."""
         if operation in self.broken:
             raise InfrastructureFault(f"the script breaks {operation}")
 
@@ -90,8 +88,8 @@ class ScriptedSessions:
 class ScriptedSession:
     """One trajectory's session; implements `OpenTool`.
 
-    state: as it is now. events: what was asked of it, in order: `run CODE`, `checkpoint NAME`, `rollback NAME`,
-    `discard NAME`, `close`. kept: the checkpoints that were not discarded.
+    state: the current one. events: operations in order: `run CODE`, `checkpoint NAME`, `rollback NAME`, `discard NAME`,
+    `close`. kept: the checkpoints that were not discarded.
     """
 
     def __init__(self, tool: ScriptedSessions, trajectory: str) -> None:

@@ -8,14 +8,14 @@ from typing import Protocol, runtime_checkable
 from retcon.core.types import Observation, ToolCall, ToolSpec
 
 CHECKPOINTS = 16
-"""That rollouts ask an open tool to keep at a time, at most; a session of the sandbox keeps as many."""
+"""Most checkpoints that an open tool keeps at a time; a session of the sandbox keeps as many."""
 
 
 class Tool(Protocol):
-    """A tool under one name. A fault of its own is an observation of status `infrastructure`; what it raises, and what
-    is no observation of the call, is taken for one.
+    """A tool under one name. It reports its own faults as observations of status `infrastructure`; errors that it
+    raises, and other return values, become such.
 
-    spec: what the model is shown of it, and the schema that the arguments of its calls have when they reach it.
+    spec: shown to the model; the arguments of its calls are checked against its schema first.
     """
 
     name: str
@@ -25,25 +25,25 @@ class Tool(Protocol):
 
 
 class OpenTool(Tool, Protocol):
-    """A tool of one trajectory alone, whose state its calls change. It can be taken back to an earlier state."""
+    """A stateful tool of one trajectory, with checkpoints and rollback."""
 
     async def checkpoint(self) -> str:
-        """Freeze the state as it is now; its name. `CHECKPOINTS` can be kept at a time.
+        """Freeze the current state; return its name. `CHECKPOINTS` can be kept at a time.
 
-        The calls after it must do what they would have done without. Raises CheckpointRefused where this state cannot
-        be kept, with the tool as it was: a failure in it is then not repaired. Raises InfrastructureFault.
+        It must not change the calls after it. Raises CheckpointRefused if this state cannot be kept, and leaves the
+        tool as it was: a failure in it is then not repaired. Raises InfrastructureFault.
         """
         ...
 
     async def rollback(self, checkpoint: str) -> None:
-        """Go to the state of a checkpoint, from an earlier or a later one, as often as one likes; all others stay.
+        """Go to the state of any checkpoint, earlier or later; keep all.
 
-        Raises InfrastructureFault where the state is unavailable.
+        Raises InfrastructureFault if the state is unavailable.
         """
         ...
 
     async def discard(self, checkpoint: str) -> None:
-        """Free a checkpoint that will not be gone back to."""
+        """Free a checkpoint."""
         ...
 
     async def close(self) -> None: ...
@@ -51,13 +51,13 @@ class OpenTool(Tool, Protocol):
 
 @runtime_checkable
 class StatefulTool(Protocol):
-    """A tool that keeps state between the calls of a trajectory: each trajectory opens its own."""
+    """A tool with state between calls: each trajectory opens its own."""
 
     name: str
     spec: ToolSpec
 
     async def open(self, trajectory: str) -> OpenTool:
-        """The tool for the trajectory of this id, in its first state. Raises InfrastructureFault."""
+        """Open the tool for a trajectory, by id, in its first state. Raises InfrastructureFault."""
         ...
 
 
@@ -71,29 +71,29 @@ class ModelCalls(Protocol):
     def context(self) -> object: ...
 
     async def complete(self, call: str, prompts: Sequence[str]) -> list[str]:
-        """Answer prompts by the model alone, at the same time and in order; a failure is a text that begins `Error: `.
+        """Answer prompts concurrently by the model alone, in order.
 
+        A failure is a text that begins `Error: `.
         Args:
             call: id of the tool call whose program asks.
         """
         ...
 
     async def recurse(self, call: str, prompts: Sequence[str]) -> list[str]:
-        """Answer prompts, each by a rollout with the same tools whose context it is; see `complete`."""
+        """Answer prompts, each by a rollout whose context it is; see `complete`."""
         ...
 
 
 @runtime_checkable
 class TaskTool(Protocol):
-    """A tool that begins with a rollout of a task: a part of an environment, or one whose programs call the model."""
+    """A tool made for each rollout: part of an environment, or with programs that call the model."""
 
     name: str
     spec: ToolSpec
 
     def of(self, task: str, trajectory: str, model: ModelCalls | None = None) -> Tool | StatefulTool:
-        """The tool for a rollout that begins now; task, trajectory: ids of its task and its own. Nothing is left of
-        another one that had the same. model: None outside of Retcon's own loop. Raises RecipeError without one where it
-        needs it."""
+        """Return the tool for a new rollout. task, trajectory: ids; state of an earlier rollout with the same ids is
+        gone. model: None outside of Retcon's own loop. Raises RecipeError if the tool needs one."""
         ...
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from retcon.config.schema import Recipe, SelectSection
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import TRAINED, Sample, TrainingRecord, Trajectory, ids_of
-from retcon.rollout.lengths import PromptError, fitting, prompt_ids, warn_of_long
-from retcon.select.filters import DynamicSampling, informative, within
-from retcon.store.pass_rates import PassRate, of_model, read_pass_rates
+from retcon.rollout.lengths import PromptError, count_prompt_ids, drop_long_prompts, warn_of_long_prompts
+from retcon.select.filters import DynamicSampling, filter_by_pass_rate, is_informative
+from retcon.store.pass_rates import PassRate, read_pass_rates, select_model
 from retcon.tasks.registry import TaskSet, training_prompts
 from retcon.tasks.types import Task, epochs, fingerprint_of
 from retcon.train.objective.shaping import has_void_turn, is_masked
@@ -50,7 +50,7 @@ def to_train(recipe: Recipe, drawn: Drawn) -> list[list[Trajectory]]:
 
     A group whose rewards are all equal has no gradient, but counts where the loss is averaged over ids or samples.
     """
-    return [group for group in drawn.kept if (informative(group) if recipe.select.dynamic else group)]
+    return [group for group in drawn.kept if (is_informative(group) if recipe.select.dynamic else group)]
 
 
 def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
@@ -64,7 +64,7 @@ def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
     for made, kept in zip(drawn.made, drawn.kept, strict=True):
         chosen = {t.id for t in kept}
         why = iter(recipe.select.why([t for t in made if t.id not in chosen], kept))
-        group = "few" if not kept else "flat" if recipe.select.dynamic and not informative(kept) else ""
+        group = "few" if not kept else "flat" if recipe.select.dynamic and not is_informative(kept) else ""
         for t in made:
             selection = "kept" if t.id in chosen else next(why)
             lost = "infrastructure" if t.stop == "infrastructure" else "masked" if is_masked(t, recipe.rl) else group
@@ -138,7 +138,7 @@ def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:
     prompts, trained = recipe.rl.prompts, to_train(recipe, drawn)
     fates = Counter(t.selection for t in selected(recipe, drawn))
     ended = [t for group in drawn.made for t in group if t.stop != "infrastructure"]
-    told = sum(map(informative, drawn.kept))
+    told = sum(map(is_informative, drawn.kept))
     skipped = sum(not group for group in drawn.kept)
     return {
         "kept": sum(map(len, trained)),
@@ -259,11 +259,11 @@ class PromptStream:
             after = self._looked(begin.epoch + number + 1, at)
             put_off = self._put_off(begin, at)
             stream = chain(put_off, islice(stream, begin.looked, None), after) if not number else after
-        stream = fitting(stream, self._chat, self._recipe.rollout.max_tokens)
+        stream = drop_long_prompts(stream, self._chat, self._recipe.rollout.max_tokens)
         if not self._rates:
             return stream
         section = self._recipe.select
-        return within(stream, self._rates, low=section.min_pass_rate, high=section.max_pass_rate)
+        return filter_by_pass_rate(stream, self._rates, low=section.min_pass_rate, high=section.max_pass_rate)
 
     def _looked(self, epoch: int, at: Position | None) -> Iterator[Task]:
         for number, task in enumerate(training_prompts(self.tasks, self._recipe.run.seed, epoch), start=1):
@@ -285,10 +285,10 @@ class PromptStream:
         for task in islice(training_prompts(self.tasks, self._recipe.run.seed), min(self._needed, LOOK)):
             digest.update(task.content)
             looked += 1
-            if (length := prompt_ids(self._chat, task)) >= limit:
+            if (length := count_prompt_ids(self._chat, task)) >= limit:
                 long.append(length)
         if len(long) < looked:  # else the stream says so
-            warn_of_long(long, looked, limit)
+            warn_of_long_prompts(long, looked, limit)
         return digest.hexdigest()[:16]
 
     def _check(self) -> str:
@@ -349,4 +349,4 @@ def measured_of(file: Path, model: str = "") -> dict[str, PassRate]:
             found = f"{len(models)} models ({', '.join(models)}){which}"
             raise RecipeError(f"select.pass_rates = {file} has rates of {found} name a file with one model")
         model = models[0]
-    return of_model(iter(measured), model)
+    return select_model(iter(measured), model)

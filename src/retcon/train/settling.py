@@ -10,7 +10,7 @@ from retcon.build import build_tasks, resolve_lengths, with_evaluation_repair
 from retcon.config.schema import Changes, Recipe, Stage, StageSection, TaskSection, stages_of
 from retcon.core.errors import RecipeError
 from retcon.engine.types import GREEDY_BELOW
-from retcon.rollout.lengths import Derived, open_keys
+from retcon.rollout.lengths import DerivedLength, open_keys
 from retcon.runs.folder import RunFolder, check_free, longer_than
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
@@ -114,7 +114,7 @@ def _of(stage: Stage, sets: Sequence[tuple[TaskSection, TaskSet]]) -> TaskSet:
     return next(own for about, own in sets if about == stage.recipe.task)
 
 
-def _with_lengths(section: StageSection, derived: Sequence[Derived]) -> StageSection:
+def _with_lengths(section: StageSection, derived: Sequence[DerivedLength]) -> StageSection:
     changes: dict[str, Changes] = {}
     for one in derived:
         name, _, key = one.key.partition(".")

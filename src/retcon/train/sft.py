@@ -35,7 +35,7 @@ from retcon.models.placing import place_training
 from retcon.planning.needs import check_fits, needs_of, warn_of_rate
 from retcon.planning.rollouts import check_rollouts_fit
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.lengths import fitting
+from retcon.rollout.lengths import drop_long_prompts
 from retcon.runs.folder import RENDERED, RunFolder, open_run
 from retcon.store import jsonl
 from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
@@ -87,7 +87,7 @@ def to_sample(recipe: Recipe, folder: Path, out: Path, count: int | None = None)
     if not RunFolder(out).finished:
         check_rollouts_fit(recipe, folder)
     asked = held_out(recipe, family, count)
-    fit = fitting(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
+    fit = drop_long_prompts(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))
 
 

@@ -27,8 +27,8 @@ import msgspec
 from retcon.core.errors import MissingExtra, RecordError, RetconError, nearest_path
 from retcon.core.texts import counted
 from retcon.purify.offline import Offline
-from retcon.store.compression import plain_name, told_once
-from retcon.store.lines import SUFFIX, NotWritten, Partial, unwritable
+from retcon.store.compression import drop_duplicates_and_warn, plain_name
+from retcon.store.lines import SUFFIX, PartialFile, WriteFailed, write_error
 from retcon.store.parquet import ColumnsError, ParquetWriter
 from retcon.store.records import (
     DOCUMENTS,
@@ -120,7 +120,7 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
         elif path.is_dir():
             made = None if out is None else _below(path, out)
             there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
-            found = told_once(p for p in there if made not in p.parents)
+            found = drop_duplicates_and_warn(p for p in there if made not in p.parents)
             if not found:
                 but = f", but for what lies in {made}, where the output goes" if there else ""
                 raise RecordError(
@@ -518,7 +518,7 @@ class _Stdout:
         """Do nothing: what was written cannot be taken back."""
 
 
-_Sink: TypeAlias = Partial | _Stdout
+_Sink: TypeAlias = PartialFile | _Stdout
 
 
 class Purification:
@@ -555,7 +555,7 @@ class Purification:
         kept: dict[str, _Sink] = {}
         for name, path in (("audit", self.assignment.audit), ("pairs", self.assignment.pairs)):
             if path is not None:
-                kept[name] = Partial(path, state.sizes.get(name) if state.sizes else None)
+                kept[name] = PartialFile(path, state.sizes.get(name) if state.sizes else None)
         self._pool = pool(self.assignment.jobs) if self.assignment.jobs > 1 else None
         try:
             for index in range(state.file, len(self.assignment.inputs)):
@@ -706,9 +706,9 @@ class Purification:
 
     def _unwritable(self, error: OSError) -> RecordError:
         """Build the error for an output that cannot be written."""
-        if not isinstance(error, NotWritten) and self.assignment.out == STDIN:
+        if not isinstance(error, WriteFailed) and self.assignment.out == STDIN:
             return RecordError(f"standard output cannot be written: {error}")
-        return unwritable(Path(error.filename) if isinstance(error, NotWritten) else self.assignment.out, error)
+        return write_error(Path(error.filename) if isinstance(error, WriteFailed) else self.assignment.out, error)
 
     def _kilobytes(self, index: int, read: int) -> tuple[int, int]:
         """How much of the inputs was read, and of how much; read: bytes of input `index`, as they lie on the disk."""
@@ -764,7 +764,7 @@ class Purification:
         assignment = self.assignment
         if assignment.out == STDIN:
             return _Stdout()
-        return Partial(assignment.out / assignment.names[index] if assignment.into_folder else assignment.out, size)
+        return PartialFile(assignment.out / assignment.names[index] if assignment.into_folder else assignment.out, size)
 
     def _stopped(self, why: str, index: int, records: int, source: Source | None, kept: dict[str, _Sink]) -> Stopped:
         """Close everything and write down how far it is. Shapes that are written in one go are begun anew, and part of
@@ -833,7 +833,7 @@ def write_report(path: Path, run: Purification) -> None:
     del whole["examples"]
     options = {**run.assignment.options(), "skip_bad": run.assignment.skip_bad}
     body = {"version": 1, "options": options, "total": whole, "files": files}
-    out = Partial(path)
+    out = PartialFile(path)
     try:
         out.out.write(indented(body) + b"\n")
         out.commit()

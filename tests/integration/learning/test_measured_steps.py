@@ -24,7 +24,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Sample
 from retcon.models.placing import place_training, start_model
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.tasks.types import Task
 from retcon.train import measuring as module
 from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
@@ -45,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def written(base: Path) -> int:
     """Tokens of a rollout that the model writes."""
-    return 16 - prompt_ids(build_chat(load_recipe(None, KEYS), base), Task("", "go", ""))
+    return 16 - count_prompt_ids(build_chat(load_recipe(None, KEYS), base), Task("", "go", ""))
 
 
 def sample(length: int) -> Sample:

@@ -22,7 +22,7 @@ from retcon.evaluate.result import Result, write_result
 from retcon.planning import needs as module
 from retcon.planning.needs import MIB, Needs, Part, check_fits_later
 from retcon.store.fingerprint import fingerprint
-from retcon.store.whole import alone
+from retcon.store.whole import lock_folder
 from retcon.tasks.registry import evaluation_tasks
 from retcon.tasks.types import fingerprint_of
 from retcon.train import stages as ready
@@ -103,7 +103,7 @@ def test_a_folder_that_another_command_is_at_work_in_is_reported_before_the_look
     words = [str(tmp_path / "1.toml"), str(tmp_path / "2.toml"), "rollout.lookahead_tokens=4000"]
     out = tmp_path / "out"
     plan = make_plan(CompareOptions(out, 1, "rollouts", start="base"), read_arms(words))
-    with alone(out), pytest.raises(CheckpointError, match="another command is at work in"):
+    with lock_folder(out), pytest.raises(CheckpointError, match="another command is at work in"):
         plan.open().run(at_once=1, console=Console(stderr=True))
 
 

@@ -187,7 +187,7 @@ def test_a_rollback_that_its_own_files_prevent_is_no_fault_of_ours() -> None:
         await session.run(HELD)
         holds = await session.checkpoint()
         await session.run(DELETED)  # the copy keeps all the room there is
-        with pytest.raises(SessionLost, match="could not be put back") as lost:
+        with pytest.raises(SessionLost, match="could not be restored") as lost:
             await session.rollback(full)
         assert lost.value.by_own_code
         await session.discard(holds)

@@ -15,7 +15,7 @@ import pytest
 
 from jail import ALL, CALL, CONTAINED, LANDLOCK, NAMESPACES, RLIMITS, Jail, contained_by
 from retcon.core.errors import SandboxUnavailable, SandboxWarning
-from retcon.sandbox.jail.confine.users import NOBODY, PASSING
+from retcon.sandbox.jail.confine.users import OVERFLOW_UID, PASSING
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Result, Tier
 
@@ -51,7 +51,7 @@ def bystander() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="others' calls all run as themselves")
 @pytest.mark.parametrize("tier", [LANDLOCK, RLIMITS])  # others have ids of their own
-@pytest.mark.parametrize("uid", [NOBODY, PASSING[0]])
+@pytest.mark.parametrize("uid", [OVERFLOW_UID, PASSING[0]])
 def test_calls_that_share_a_user_do_not_end_each_other(tier: Tier, uid: int) -> None:
     """As workers do, or may, in a container that has few ids."""
 

@@ -127,7 +127,7 @@ def test_the_document_says_what_is_served(http: httpx.Client) -> None:
             else:
                 assert response.status_code in operation["responses"] or response.is_success
     ran = http.post("/run_code", json={"code": "1", "language": "python"}).json()
-    assert ran.keys() == schemas["CodeRan"]["properties"].keys()
+    assert ran.keys() == schemas["RunCodeResponse"]["properties"].keys()
     assert ran["run_result"].keys() == schemas["Command"]["properties"].keys()
     assert http.post("/v1/run", json={"code": "1"}).json().keys() == schemas["Result"]["properties"].keys()
     assert http.get("/health").json().keys() == schemas["Health"]["properties"].keys()

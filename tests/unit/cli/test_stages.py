@@ -11,7 +11,7 @@ from rich.console import Console
 from retcon.cli.jobs import FEW, Job, display_jobs
 from retcon.core.errors import CheckpointError
 from retcon.runs.folder import RunFolder
-from retcon.store.whole import alone
+from retcon.store.whole import lock_folder
 
 
 def shown(count: int, *, terminal: bool) -> str:
@@ -36,9 +36,9 @@ def test_few_jobs_all_have_a_bar() -> None:
 
 def test_two_commands_are_not_at_work_in_one_folder(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with alone(out), pytest.raises(CheckpointError, match="another command is at work"), alone(out):
+    with lock_folder(out), pytest.raises(CheckpointError, match="another command is at work"), lock_folder(out):
         pass
-    with alone(out):  # and then it is free again
+    with lock_folder(out):  # and then it is free again
         pass
 
 

@@ -18,7 +18,7 @@ from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.store import jsonl
 from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
@@ -124,9 +124,9 @@ def test_the_first_id_of_all_is_not_learnt_as_nothing_predicts_it(tmp_path: Path
 
 def test_a_task_that_the_models_template_refuses_is_named() -> None:
     task = Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Hello.")))
-    assert prompt_ids(templated(), task) > 0
+    assert count_prompt_ids(templated(), task) > 0
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
-        prompt_ids(templated(), replace(task, before=(*task.before, task.before[1])))
+        count_prompt_ids(templated(), replace(task, before=(*task.before, task.before[1])))
 
 
 def test_a_task_that_the_learners_template_refuses_is_named_before_another_model_is_asked() -> None:

@@ -20,7 +20,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Status, Trajectory
 from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.demos.annotated import FAILED, OTHER, AnnotatedSource, Style
@@ -170,7 +170,7 @@ def test_annotated_solutions_are_of_a_stream_of_the_runs_seed_and_say_what_wrote
 
 def test_a_teachers_problems_that_leave_no_room_are_refused_before_it_begins() -> None:
     tasks = Lessons([Task(str(n), "go" * (n == 2), "1") for n in range(4)])
-    length = prompt_ids(CHAT, tasks.tasks[0])
+    length = count_prompt_ids(CHAT, tasks.tasks[0])
     with pytest.raises(RecipeError, match=r"the prompts of 1 of 3 training problems leave no room .*, of 2, has"):
         opened_source(setup_of(tasks, "demos.kind=teacher", f"rollout.max_tokens={length + 1}"))
     assert tasks.seeds == [5]

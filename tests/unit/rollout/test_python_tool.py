@@ -12,8 +12,8 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall
 from retcon.purify.saar import Saar
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.faults import HICCUPS, FaultSetup, FaultyTool
-from retcon.tools.forks import Forkable
+from retcon.tools.faults import TRANSIENT_ERRORS, FaultSetup, FaultyTool
+from retcon.tools.forks import ForkableTool
 from retcon.tools.kinds.python import RESTARTED, Python, PythonSession, PythonSessions, PythonTool
 from retcon.tools.loading import ToolSetup
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
@@ -280,7 +280,7 @@ def test_random_numbers_of_a_branch_do_not_depend_on_which_branch_is_quicker() -
     def seeds(first: str, second: str) -> set[tuple[str, int | None]]:
         async def run() -> set[tuple[str, int | None]]:
             sandbox = Sandbox()
-            tools = Forkable(PythonSessions(sandbox))  # type: ignore[arg-type]
+            tools = ForkableTool(PythonSessions(sandbox))  # type: ignore[arg-type]
             branches = {"t/0": await tools.open("t/0")}
             await tools.fork("t/0", "t/1")
             branches["t/1"] = await tools.open("t/1")
@@ -424,7 +424,9 @@ def test_a_share_of_the_calls_fails_visibly_and_never_reaches_the_tool() -> None
     failed = [one for one in told.values() if one.status != "ok"]
     assert 70 < len(failed) < 130  # 100 ± 3.5 standard deviations
     assert {one.status for one in failed} == {"error"}  # no infrastructure fault, for which the rollout would go
-    assert {(one.error_type, one.text) for one in failed} == {(kind, f"{kind}: {said}") for kind, said in HICCUPS}
+    assert {(one.error_type, one.text) for one in failed} == {
+        (kind, f"{kind}: {said}") for kind, said in TRANSIENT_ERRORS
+    }
     assert len(tool.executed) == 400 - len(failed)
 
 
@@ -445,7 +447,7 @@ def test_none_or_all(rate: float, status: set[str]) -> None:
 
 def test_a_small_budget_is_kept() -> None:
     texts = {one.text for one in asked(answering(), 1.0, calls=50, chars=24).values()}
-    assert texts == {f"{kind}: {said}"[:24] for kind, said in HICCUPS}
+    assert texts == {f"{kind}: {said}"[:24] for kind, said in TRANSIENT_ERRORS}
 
 
 def test_a_tool_with_state_is_still_opened_checkpointed_and_closed() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, ResultCache, follows_from_text
+from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, ResultCache, is_deterministic
 from retcon.tools.loading import ToolSetup
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
@@ -61,7 +61,7 @@ def called(
     ],
 )
 def test_what_computes_alone_follows_from_its_text(code: str) -> None:
-    assert follows_from_text(code) is True
+    assert is_deterministic(code) is True
 
 
 @pytest.mark.parametrize(
@@ -92,17 +92,17 @@ def test_what_computes_alone_follows_from_its_text(code: str) -> None:
     ],
 )
 def test_what_may_reach_further_does_not(code: str) -> None:
-    assert follows_from_text(code) is False
+    assert is_deterministic(code) is False
 
 
 def test_odd_programs_are_read_without_a_word() -> None:
-    assert follows_from_text("print(1if 1else 2, '\\d')") is True
+    assert is_deterministic("print(1if 1else 2, '\\d')") is True
 
 
 def test_of_what_is_no_python_nothing_can_be_said() -> None:
-    assert follows_from_text("print((1") is None
-    assert follows_from_text("a\0") is None
-    assert follows_from_text("(" * 5000) is None
+    assert is_deterministic("print((1") is None
+    assert is_deterministic("a\0") is None
+    assert is_deterministic("(" * 5000) is None
 
 
 @pytest.mark.parametrize("result", [OK, WRONG, Result("timeout", "TimeoutError", seconds=29.9)])

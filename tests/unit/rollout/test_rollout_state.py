@@ -13,7 +13,7 @@ from retcon.core.types import ToolCall
 from retcon.purify.kinds.branch import Branch
 from retcon.purify.saar import Saar
 from retcon.sandbox.types import Result
-from retcon.tools.forks import Forkable
+from retcon.tools.forks import ForkableTool
 from retcon.tools.kinds.python import PythonSessions
 from retcon.tools.scripted import ScriptedSessions, ScriptedTool
 
@@ -344,7 +344,7 @@ CALL = ToolCall("0", "python", {"code": "1"}, 0)
 def test_what_was_kept_for_a_trajectory_that_lost_the_tool_goes_with_it_once():
     async def work() -> list[str]:
         sessions = ScriptedSessions(run_python)
-        tools = Forkable(sessions)
+        tools = ForkableTool(sessions)
         one = await tools.open("one")
         used, _ = await one.checkpoint(), await one.checkpoint()
         await one.discard(used)
@@ -389,10 +389,10 @@ def test_a_state_that_cannot_be_kept_stays_as_it_is():
     assert asyncio.run(work()) == "1"
 
 
-def tree() -> tuple[ScriptedSessions, Forkable]:
+def tree() -> tuple[ScriptedSessions, ForkableTool]:
     """A tool whose state cannot be kept while a trajectory's `x` is set."""
     sessions = ScriptedSessions(run_python, refuses=lambda state: "x is set" if state.get("x") else "")
-    return sessions, Forkable(sessions)
+    return sessions, ForkableTool(sessions)
 
 
 def python(code: str) -> ToolCall:

@@ -18,7 +18,7 @@ from retcon.engine.types import Generation, SamplingParams
 from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.rollout.loop import TurnLookahead, TurnSampler, run_rollout
 from retcon.tools.scripted import ScriptedTool
 
@@ -114,4 +114,4 @@ def test_what_tools_said_names_the_call_as_the_turn_does_that_a_repair_writes() 
 def test_what_was_said_before_the_question_counts_in_a_prompts_length() -> None:
     chat = Chat(ByteTokenizer())
     before = replace(TASK, before=(("user", "Hi."), ("assistant", "Hello.")))
-    assert prompt_ids(chat, before) >= prompt_ids(chat, TASK) + len("Hi.Hello.")
+    assert count_prompt_ids(chat, before) >= count_prompt_ids(chat, TASK) + len("Hi.Hello.")

@@ -30,5 +30,5 @@ def test_landlock_is_advised_from_the_kernel_on_that_has_it_for_this_user(root: 
 def test_a_cgroup_is_advised_where_the_worker_had_none_with_its_reason() -> None:
     assert advice(CONTAINER, Probe("namespaces")) == []
     (said,) = advice(CONTAINER, Probe("namespaces", no_cgroup="cgroup /a does not pass on memory"))
-    assert "not bounded by the kernel (cgroup /a does not pass on memory)" in said
+    assert "not limited by the kernel (cgroup /a does not pass on memory)" in said
     assert "RETCON_CGROUP" in said

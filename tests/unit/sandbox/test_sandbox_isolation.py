@@ -16,7 +16,7 @@ from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import attempt
 from retcon.sandbox.jail.confine.seccomp import ALLOW, ERRNO, KILL, NUMBERS, Instruction
-from retcon.sandbox.jail.confine.users import FIRST_UID, NOBODY, PASSING, UIDS, pick_uid
+from retcon.sandbox.jail.confine.users import FIRST_UID, OVERFLOW_UID, PASSING, UIDS, pick_uid
 from retcon.sandbox.jail.messages import Bounds
 from retcon.sandbox.jail.watchdog import Watchdog
 
@@ -215,7 +215,7 @@ def test_a_user_namespace_without_any_user_for_calls_is_refused() -> None:
     if ran.returncode:
         pytest.skip("no user namespace can be had here: " + ran.stderr.splitlines()[-1])
     assert ran.stdout.startswith("refused: calls need a user of their own"), ran.stdout
-    assert f"nor {NOBODY}" in ran.stdout
+    assert f"nor {OVERFLOW_UID}" in ran.stdout
 
 
 def test_emptying_leaves_nothing_whatever_is_there(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_who_ended_a_call_in_a_cgroup(
     confinement.bounded, confinement.group = True, group
     watchdog = Watchdog(confinement, Bounds(1.0, 1.0, 64, 100, 16, 64, 8), baseline=0)
     Path(group.folder, "memory.events").write_text(f"max 9\noom {limit}\noom_kill {killed}\noom_group_kill 0\n")
-    assert (watchdog.judge(status), watchdog.said) == (machine, said)
+    assert (watchdog.judge(status), watchdog.reason) == (machine, said)
 
 
 def test_where_calls_write_is_not_where_python_lies() -> None:

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from retcon.sandbox.pool.profiles import BUILT_IN, Chooser, imports, with_packages
+from retcon.sandbox.pool.profiles import BUILT_IN, Chooser, build_profiles, find_imports
 
 
 def test_a_large_text_is_scanned_in_linear_time() -> None:
-    assert imports("import " + "x\\\n" * 300_000) == set()
-    assert imports("import numpy\n" * 100_000) == {"numpy"}
+    assert find_imports("import " + "x\\\n" * 300_000) == set()
+    assert find_imports("import numpy\n" * 100_000) == {"numpy"}
 
 
 def test_a_warm_one_is_preferred_where_it_covers_as_much() -> None:
@@ -24,15 +24,15 @@ def test_one_that_is_dropped_is_replaced_by_the_next_best() -> None:
 
 
 def test_several_packages_have_a_profile_of_their_own_each_and_one_together() -> None:
-    choose = Chooser(with_packages(("pandas", "torch")))
+    choose = Chooser(build_profiles(("pandas", "torch")))
     assert choose("import torch") == "torch"
     assert choose("import pandas, torch") == "pandas+torch"
     assert choose("x = 1", besides=("pandas", "torch")) == "pandas+torch"
     assert choose("import pandas", warm=("pandas+torch",)) == "pandas+torch"
-    assert "pandas+torch" not in Chooser(with_packages({"a": ("pandas",), "b": ("torch",)})).profiles
+    assert "pandas+torch" not in Chooser(build_profiles({"a": ("pandas",), "b": ("torch",)})).profiles
 
 
 def test_a_mapping_names_profiles_and_replaces_those_built_in() -> None:
-    choose = Chooser(with_packages({"numpy": ("numpy", "numpy.fft"), "web": ("bs4", "lxml.html")}))
+    choose = Chooser(build_profiles({"numpy": ("numpy", "numpy.fft"), "web": ("bs4", "lxml.html")}))
     assert choose("from lxml import html") == "web"
     assert "numpy.fft" in choose.profiles["numpy"].modules

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-from retcon.sandbox.pool.fleet import Waiting
+from retcon.sandbox.pool.fleet import WaitQueue
 
 ALL = {"a", "b"}
 
 
-def queued(*profiles: str, patience: int = 2) -> Waiting[int]:
-    waiting: Waiting[int] = Waiting(patience)
+def queued(*profiles: str, patience: int = 2) -> WaitQueue[int]:
+    waiting: WaitQueue[int] = WaitQueue(patience)
     for number, profile in enumerate(profiles):
         waiting.push(profile, number)
     return waiting
 
 
-def served(waiting: Waiting[int], profile: str, ready: set[str] = ALL) -> list[int]:
+def served(waiting: WaitQueue[int], profile: str, ready: set[str] = ALL) -> list[int]:
     """What one place serves, a worker of another profile put in it whenever it is that one's turn."""
     order = []
     while (turn := waiting.next(profile, ready)) is not None:

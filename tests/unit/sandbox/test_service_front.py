@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.http.endpoints import Front
+from retcon.http.endpoints import AccessMiddleware
 from retcon.sandbox.service.calls import own_error_body
 
 
@@ -25,7 +25,7 @@ def status(address: str, host: str, token: str | None = None, path: str = "/metr
 
     headers = [(b"host", host.encode()), *([(b"authorization", f"Bearer {token}".encode())] if token else [])]
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "server": (address, 8088)}
-    asyncio.run(Front(app, token, ("/health",), own_error_body, counted)(scope, receive, send))
+    asyncio.run(AccessMiddleware(app, token, ("/health",), own_error_body, counted)(scope, receive, send))
     (found,) = counted
     return found
 
@@ -65,7 +65,7 @@ def test_a_request_that_the_servers_end_cancels_is_sent_to_another_one() -> None
 
         sent.clear()
         scope = {"type": "http", "method": "POST", "path": "/v1/run", "headers": [], "server": ("10.0.0.7", 8088)}
-        task = asyncio.ensure_future(Front(app, None, (), own_error_body, counted)(scope, app, send))
+        task = asyncio.ensure_future(AccessMiddleware(app, None, (), own_error_body, counted)(scope, app, send))
         await reached.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

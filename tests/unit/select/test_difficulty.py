@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from retcon.core.errors import RecipeError, RecordError
-from retcon.select.filters import within
-from retcon.store.pass_rates import PassRate, PassRateFile, of_model, read_pass_rates
+from retcon.select.filters import filter_by_pass_rate
+from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates, select_model
 from retcon.tasks.types import Task
 
 
@@ -20,7 +20,7 @@ def tasks(*names: str) -> list[Task]:
 
 
 def left(names: str, rates: dict[str, float], low: float = 0.01, high: float = 0.99) -> str:
-    return "".join(t.id for t in within(tasks(*names), rates, low=low, high=high))
+    return "".join(t.id for t in filter_by_pass_rate(tasks(*names), rates, low=low, high=high))
 
 
 def test_trivial_and_unsolvable_tasks_are_left_out():
@@ -35,12 +35,12 @@ def test_trivial_and_unsolvable_tasks_are_left_out():
 def test_what_is_left_is_what_lies_within_in_order(passed, one, other):
     rates = {str(n): p / 8 for n, p in enumerate(passed)}
     low, high = sorted((one / 8, other / 8))
-    names = [t.id for t in within(tasks(*rates), rates, low=low, high=high)]
+    names = [t.id for t in filter_by_pass_rate(tasks(*rates), rates, low=low, high=high)]
     assert names == [name for name, rate in rates.items() if low <= rate <= high]
 
 
 def test_a_task_without_a_rate_is_refused_by_name():
-    stream = within(tasks("a", "b"), {"a": 0.5}, low=0, high=1)
+    stream = filter_by_pass_rate(tasks("a", "b"), {"a": 0.5}, low=0, high=1)
     assert next(stream).id == "a"
     with pytest.raises(RecipeError, match="task b has no pass rate"):
         next(stream)
@@ -49,8 +49,8 @@ def test_a_task_without_a_rate_is_refused_by_name():
 def test_an_endless_stream_of_which_nothing_is_left_is_not_searched_for_ever():
     rates = {"a": 0.0, "b": 1.0, "c": 0.0}
     with pytest.raises(RecipeError, match=r"no task has a pass rate within \[0.01, 0.99\]"):
-        next(within(cycle(tasks("a", "b", "c")), rates, low=0.01, high=0.99))
-    one = within(cycle(tasks("a", "b", "c")), rates, low=0.99, high=1)
+        next(filter_by_pass_rate(cycle(tasks("a", "b", "c")), rates, low=0.01, high=0.99))
+    one = filter_by_pass_rate(cycle(tasks("a", "b", "c")), rates, low=0.99, high=1)
     assert [t.id for t in islice(one, 3)] == ["b"] * 3
 
 
@@ -60,7 +60,7 @@ def test_twice_as_many_as_there_are_rates_may_be_left_out_except_for_one():
     seen = []
     stream = (seen.append(t) or t for t in cycle(tasks("b", "c")))
     with pytest.raises(RecipeError, match="no task has a pass rate"):
-        next(within(stream, rates, low=0.01, high=0.99))
+        next(filter_by_pass_rate(stream, rates, low=0.01, high=0.99))
     assert len(seen) == 6
 
 
@@ -126,8 +126,8 @@ def test_nothing_is_removed_from_a_file_that_holds_something_else(tmp_path):
 
 def test_of_a_models_rates_the_one_with_most_rollouts_counts():
     more, newer, other = PassRate("a", "m", 5, 16), PassRate("a", "m", 6, 16), PassRate("a", "x", 1, 99)
-    assert of_model(iter([ONE, TWO, more, other]), "m") == {"a": more, "b": TWO}
-    assert of_model(iter([more, ONE]), "m") == {"a": more}
-    assert of_model(iter([more, newer]), "m") == {"a": newer}
+    assert select_model(iter([ONE, TWO, more, other]), "m") == {"a": more, "b": TWO}
+    assert select_model(iter([more, ONE]), "m") == {"a": more}
+    assert select_model(iter([more, newer]), "m") == {"a": newer}
     changed = PassRate("a", "m", 1, 2, "its answer has changed")
-    assert of_model(iter([more, changed]), "m") == {"a": changed}
+    assert select_model(iter([more, changed]), "m") == {"a": changed}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
 from retcon.core.types import Trajectory
-from retcon.select.filters import DynamicSampling, informative
+from retcon.select.filters import DynamicSampling, is_informative
 from retcon.train.prompts import Drawn, dynamic_sampling, selection_metrics, to_train
 
 
@@ -79,7 +79,7 @@ def test_rstar2s_recipes_drop_what_teaches_nothing_and_draw_nothing_in_its_place
     ],
 )
 def test_a_group_teaches_something_where_its_rewards_differ(rewards, expected):
-    assert informative(group(*rewards)) is expected
+    assert is_informative(group(*rewards)) is expected
 
 
 def test_it_draws_what_is_missing_within_both_bounds():
@@ -106,7 +106,7 @@ def test_sampling_ends_within_its_bounds_and_never_has_too_many(prompts, extra, 
     while more := sampling.to_draw(groups, rounds=made):
         groups += [MIXED if next(stream) else FLAT for _ in range(more)]
         made += 1
-    told = sum(map(informative, groups))
+    told = sum(map(is_informative, groups))
     assert made <= rounds
     assert len(groups) <= prompts + extra
     assert told <= prompts

@@ -9,13 +9,13 @@ import pytest
 from retcon.core.errors import CheckpointError, RecordError
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
-from retcon.store.jsonl import adding
+from retcon.store.jsonl import open_appender
 
 ONE = Trajectory("x", "a task", (), ())
 
 
 def add(path: Path) -> str:
-    with adding(path, "--out", "q") as adds:
+    with open_appender(path, "--out", "q") as adds:
         return adds(ONE)
 
 
@@ -45,14 +45,16 @@ def test_a_line_that_a_full_disk_cut_off_is_removed(name: str, whole: int, cut: 
 def test_what_is_no_file_of_trajectories_stays_as_it_is(foreign: str, tmp_path: Path) -> None:
     path = tmp_path / "notes.jsonl"
     path.write_text(foreign)
-    with pytest.raises(RecordError, match=r"--out .*notes\.jsonl: it is no file of trajectories, and is left as it is"):
+    with pytest.raises(
+        RecordError, match=r"--out .*notes\.jsonl: it is not a file of trajectories, and stays unchanged"
+    ):
         add(path)
     assert path.read_text() == foreign
 
 
 def test_two_at_once_do_not_take_one_id(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    with adding(path, "--out", "q") as first:
+    with open_appender(path, "--out", "q") as first:
         with pytest.raises(CheckpointError, match="another command is at work on"):
             add(path)
         assert first(ONE) == "q"
@@ -62,7 +64,7 @@ def test_two_at_once_do_not_take_one_id(tmp_path: Path) -> None:
 def test_a_file_is_made_only_for_what_is_added(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     for name in ("new.jsonl", "new.jsonl.gz", "empty.jsonl"):
-        with pytest.raises(KeyboardInterrupt), adding(tmp_path / name, "--out", "q"):
+        with pytest.raises(KeyboardInterrupt), open_appender(tmp_path / name, "--out", "q"):
             raise KeyboardInterrupt
     assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
 
@@ -71,7 +73,10 @@ def test_a_compressed_file_of_a_plain_name_is_refused_at_once(tmp_path: Path) ->
     add(tmp_path / "t.jsonl.gz")
     path = (tmp_path / "t.jsonl.gz").rename(tmp_path / "t.jsonl")
     before = path.read_bytes()
-    with pytest.raises(RecordError, match=r"--out .*t\.jsonl: it is compressed, "), adding(path, "--out", "q"):
+    with (
+        pytest.raises(RecordError, match=r"--out .*t\.jsonl: it is compressed but "),
+        open_appender(path, "--out", "q"),
+    ):
         pytest.fail("it began")
     assert path.read_bytes() == before
     path.write_bytes(before + b"\n{")  # as a line that was cut off ends

@@ -137,10 +137,10 @@ def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, 
 def test_a_journal_that_cannot_be_removed_stays(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def alone_on(path: Path) -> None:
+    def lock_file(path: Path) -> None:
         raise error
 
     (tmp_path / "d.jsonl.partial").write_text('{"made_from":{}}\n')
-    monkeypatch.setattr(journal, "alone_on", alone_on)
+    monkeypatch.setattr(journal, "lock_file", lock_file)
     journal.clear(tmp_path / "d.jsonl")
     assert (tmp_path / "d.jsonl.partial").exists()

@@ -13,7 +13,7 @@ from retcon.store import jsonl
 from retcon.store.index import Index, Query
 from retcon.store.jsonl import line_of
 from retcon.store.members import write_members
-from retcon.store.whole import alone
+from retcon.store.whole import lock_folder
 
 
 def turn(code: str, output: str, error: str | None = None, **more: object) -> Turn:
@@ -166,7 +166,7 @@ def test_what_is_deleted_or_redacted_stays_so_when_the_index_is_made_anew(suffix
     first, second, _ = index.numbers(Query())
     index.delete(first)
     assert index.redact(index.number_of("zoo/1/1") or 0, secret) == 1
-    with pytest.raises(RecordError, match="does not stand"):
+    with pytest.raises(RecordError, match="does not occur"):
         index.redact(index.number_of("zoo/1/1") or 0, secret)
     for opened in (index, Index(tmp_path, tmp_path / "anew.sqlite")):
         opened.update()
@@ -174,7 +174,7 @@ def test_what_is_deleted_or_redacted_stays_so_when_the_index_is_made_anew(suffix
         assert [row["name"] for row in opened.rows(Query(text=secret))] == ["zoo/1/2"]
         assert b"[redacted] 1" in opened.line(opened.number_of("zoo/1/1") or 0)
     if suffix == ".jsonl":
-        with alone(tmp_path), pytest.raises(CheckpointError, match="at work"):
+        with lock_folder(tmp_path), pytest.raises(CheckpointError, match="at work"):
             index.delete(index.number_of("zoo/1/2") or 0)
     assert second
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from retcon.core.errors import RecordError, StorageError
 from retcon.core.types import Observation, Parent, Segment, Trajectory, Turn
-from retcon.store.jsonl import Appender, adding, head, read, write
+from retcon.store.jsonl import Appender, head, open_appender, read, write
 from strategies import trajectories
 
 ONE = Trajectory("a", "k", (Segment("prompt", "é\n", (1,)),), (Turn((Segment("sampled", "x", (2,), (-0.1,)),)),))
@@ -57,7 +57,7 @@ def test_children_whose_parent_was_cut_off_stand_by_themselves(tmp_path: Path) -
 def test_a_tree_that_is_added_under_another_name_takes_its_children_along(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     for _ in range(2):
-        with adding(path, "--out", "q") as add:
+        with open_appender(path, "--out", "q") as add:
             add(tree("a", "1"))
     assert list(read(path)) == [tree("q", "1"), tree("q-2", "1")]
 

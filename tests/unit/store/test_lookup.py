@@ -9,7 +9,7 @@ import pytest
 from comparing import FIX, repaired, trajectory
 from retcon.core.errors import RecordError
 from retcon.store import jsonl
-from retcon.store.jsonl import all_ids, find, first, head, holds
+from retcon.store.jsonl import all_ids, contains_id, find, find_first, head
 
 PLAIN, OTHER, MENDED = trajectory("a/0", FIX), trajectory("ab/0", FIX), repaired("b/0")
 
@@ -37,9 +37,9 @@ def test_the_head_reads_no_more_than_it_shows(tmp_path):
 def test_one_is_found_by_its_id_or_its_beginning(file):
     assert find(file, "a/0") == PLAIN
     assert find(file, "ab") == OTHER
-    assert holds(file, "ab/0")
-    assert not holds(file, "ab")
-    assert first(file, lambda t: bool(t.turns), having=b'"repair"') == MENDED
+    assert contains_id(file, "ab/0")
+    assert not contains_id(file, "ab")
+    assert find_first(file, lambda t: bool(t.turns), having=b'"repair"') == MENDED
     with pytest.raises(RecordError, match="2 ids begin with 'a': a/0, ab/0"):
         find(file, "a")
     with pytest.raises(RecordError, match=r"no trajectory 'ab/1' \(did you mean 'ab/0'\?\)"):

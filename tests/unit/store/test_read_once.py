@@ -10,16 +10,16 @@ from comparing import repaired
 from retcon.report.runs import showcase_in
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
-from retcon.store.compression import read_once, told_once
+from retcon.store.compression import drop_duplicates, drop_duplicates_and_warn
 from retcon.transcripts.purification import expand
 
 
 def test_the_plain_one_is_read_then_gzip_and_what_stands_alone_as_it_is() -> None:
     names = ["a.jsonl.gz", "a.jsonl", "a.jsonl.zst", "b.jsonl.zst", "b.jsonl.gz", "c.jsonl.zst", "d/a.jsonl.gz", "a"]
-    read = read_once(map(Path, names))
+    read = drop_duplicates(map(Path, names))
     assert [str(path) for path in read] == ["a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d/a.jsonl.gz", "a"]
     with pytest.warns(UserWarning, match=r"^not read, as the same name .*: a\.jsonl\.gz, and 2 more$"):
-        assert told_once(map(Path, names)) == read
+        assert drop_duplicates_and_warn(map(Path, names)) == read
 
 
 def test_a_folder_is_purified_without_them(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retcon.core.errors import MissingExtra, RecordError
-from retcon.store.lines import Partial
+from retcon.store.lines import PartialFile
 from retcon.store.records import open_source, writer
 from strategies import json_values
 
@@ -178,13 +178,13 @@ def test_other_kinds_of_files_are_refused_with_what_to_do(tmp_path: Path, name: 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.gz", "out.jsonl.zst"])
 def test_a_partial_file_is_gone_on_with_from_where_it_was(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    first = Partial(path)
+    first = PartialFile(path)
     first.out.write(b"one\n")
     size = first.pause()
     with first.partial.open("ab") as file:
         file.write(b"torn")
     assert not path.exists()
-    second = Partial(path, size)
+    second = PartialFile(path, size)
     second.out.write(b"two\n")
     second.commit()
     data = path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_partial_file_is_gone_on_with_from_where_it_was(tmp_path: Path, name: 
     assert b"".join(record.data for record in open_source(path).records) == b"one\ntwo\n"
     assert [p.name for p in tmp_path.iterdir()] == [name]
     with pytest.raises(RecordError, match=r"cannot be written|shorter"):
-        Partial(path, 10**6)
+        PartialFile(path, 10**6)
 
 
 def zstd_zip(path: Path, members: dict[str, bytes]) -> None:

@@ -19,14 +19,14 @@ from retcon.runs.folder import RunFolder
 from retcon.store import lines as module
 from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
 from retcon.store.jsonl import write_lines
-from retcon.store.lines import LineAppender, Partial
+from retcon.store.lines import LineAppender, PartialFile
 from retcon.store.whole import (
     NO_LOCKS,
     PARTIAL,
     OutputFile,
-    alone,
+    check_not_finished,
     check_outputs,
-    refuse_finished,
+    lock_folder,
     whole_file,
     whole_folder,
     write_whole,
@@ -138,17 +138,17 @@ def test_what_another_command_finishes_at_that_moment_is_left_whole(
 ) -> None:
     """Opened before it was put in its place, locked after."""
     path = tmp_path / "out.jsonl"
-    first = Partial(path)
+    first = PartialFile(path)
     first.out.write(b"{}\n")
-    taken = module.taken
+    try_lock = module.try_lock
 
     def late(file: object) -> bool:
         first.commit()
-        return taken(file)
+        return try_lock(file)
 
-    monkeypatch.setattr(module, "taken", late)
+    monkeypatch.setattr(module, "try_lock", late)
     with pytest.raises(RecordError, match="another command is writing"):
-        Partial(path)
+        PartialFile(path)
     assert path.read_bytes() == b"{}\n"
 
 
@@ -158,11 +158,13 @@ def test_a_journal_of_demonstrations_is_nobody_elses_to_begin_anew(tmp_path: Pat
         pass
     left = file.with_name("out.jsonl.partial")
     made = left.read_bytes()
-    with pytest.raises(RecordError, match=r"out\.jsonl\.partial is what `retcon demos … --out .*out\.jsonl` had made"):
-        Partial(file)
+    with pytest.raises(
+        RecordError, match=r"out\.jsonl\.partial holds the work of a stopped `retcon demos … --out .*out\.jsonl`"
+    ):
+        PartialFile(file)
     assert left.read_bytes() == made
     left.unlink()
-    Partial(file).discard()
+    PartialFile(file).discard()
 
 
 # Where output may go: by device and inode, whatever the name; over nothing but regular files, and over no input.
@@ -211,7 +213,7 @@ def test_only_regular_files_are_written_over(source: Path, path: str, kind: str)
     before = out.stat().st_mode
     for write in (
         lambda: check_outputs([OutputFile("-o", out)]),
-        lambda: Partial(out),
+        lambda: PartialFile(out),
         lambda: write_lines(out, [b"{}\n"]),
         lambda: LineAppender(out),
     ):
@@ -221,9 +223,9 @@ def test_only_regular_files_are_written_over(source: Path, path: str, kind: str)
 
 
 def test_a_finished_output_stays_unless_told(source: Path) -> None:
-    refuse_finished([OutputFile("-o", Path("new.jsonl"))], "--force")
+    check_not_finished([OutputFile("-o", Path("new.jsonl"))], "--force")
     with pytest.raises(RecordError, match=r"--report in\.jsonl is there already, and finished; --force replaces it"):
-        refuse_finished([OutputFile("-o", Path("new.jsonl")), OutputFile("--report", Path("in.jsonl"))], "--force")
+        check_not_finished([OutputFile("-o", Path("new.jsonl")), OutputFile("--report", Path("in.jsonl"))], "--force")
 
 
 def test_where_a_file_system_knows_no_locks_work_goes_on_without(
@@ -237,10 +239,10 @@ def test_where_a_file_system_knows_no_locks_work_goes_on_without(
     monkeypatch.setattr(fcntl, "flock", flock)
     for code in NO_LOCKS:
         says.append(code)
-        with alone(tmp_path / "out"):
+        with lock_folder(tmp_path / "out"):
             pass
     says.append(errno.EIO)
-    with pytest.raises(OSError, match="Input/output error"), alone(tmp_path / "out"):
+    with pytest.raises(OSError, match="Input/output error"), lock_folder(tmp_path / "out"):
         pass
 
 

@@ -26,7 +26,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.rollout.lengths import check_lengths, fitting, prompt_ids
+from retcon.rollout.lengths import check_lengths, count_prompt_ids, drop_long_prompts
 from retcon.tasks import registry as checked
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, Part
@@ -222,8 +222,8 @@ def worded(*lengths: int) -> list[Task]:
 
 
 def test_prompts_that_leave_no_room_are_left_out_or_refused():
-    room = prompt_ids(CHAT, worded(5)[0]) + 1  # for one id after a question of 5 letters
-    assert [t.id for t in fitting(worded(5, 6, 4), CHAT, room)] == ["t0", "t2"]
+    room = count_prompt_ids(CHAT, worded(5)[0]) + 1  # for one id after a question of 5 letters
+    assert [t.id for t in drop_long_prompts(worded(5, 6, 4), CHAT, room)] == ["t0", "t2"]
     with pytest.raises(RecipeError, match=rf"max_tokens = {room}.* 2 of 3 problems .*t2, has {room + 4} tokens"):
         check_lengths(worded(5, 6, 10), CHAT, room, "problems")
     check_lengths(worded(5, 4), CHAT, room, "problems")

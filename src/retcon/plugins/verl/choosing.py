@@ -11,7 +11,7 @@ from retcon.config.schema import Recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
-from retcon.select.filters import DynamicSampling, informative
+from retcon.select.filters import DynamicSampling, is_informative
 from retcon.train.objective.shaping import comparable
 
 
@@ -27,7 +27,7 @@ class Group:
     @property
     def informative(self) -> bool:
         """Whether the rewards of the kept rollouts differ."""
-        return informative(list(self.kept.values()))
+        return is_informative(list(self.kept.values()))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from retcon.plugins.verl.settings import SECTION, Lengths, check_compatible, rec
 from retcon.plugins.verl.tasks import reading_of
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_member
-from retcon.rollout.lengths import prompt_ids
+from retcon.rollout.lengths import count_prompt_ids
 from retcon.sandbox.pool import default_workers
 from retcon.sandbox.types import Limits
 from retcon.tasks.data.settings import FileTaskSettings
@@ -191,7 +191,7 @@ class Shared:
         engine = ServerEngine(self.client, logprobs=bool(params.get("logprobs")) and not validating)
         sampling = sampling_of(params, recipe, self.lengths.whole(recipe))
         step, seed = int(row["global_steps"]), recipe.run.seed
-        prompt = prompt_ids(self.context.chat, task)
+        prompt = count_prompt_ids(self.context.chat, task)
         limits = self.lengths.limits(recipe, prompt)
         if prompt >= limits.max_tokens:
             raise EngineError(

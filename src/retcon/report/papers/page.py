@@ -15,7 +15,7 @@ from retcon.report.papers.types import Claim, Extra, Ours, Paper, Study
 from retcon.report.plots import draw_curves
 from retcon.report.sheet import Sheet, markdown_row
 from retcon.report.tables import cell, number
-from retcon.store.whole import explained, write_whole
+from retcon.store.whole import storage_errors, write_whole
 
 FORMAT = 2
 PAGE, FIGURES, PICTURES = "reproduction.md", "reproduction.json", "pictures"
@@ -181,7 +181,7 @@ def _label(row: Figure) -> str:
 def _draw(study: Study, arms: Arms, folder: Path) -> Iterator[Path]:
     if curves := [curve for curve in COMPARED if curve.name in study.curves]:
         runs = {arm: [one.run for one in of_arm] for arm, of_arm in arms.items()}
-        with explained(folder):
+        with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         yield from draw_curves(runs, folder, curves=curves).values()
     if study.draw is not None and (own := study.draw(arms, folder)):

@@ -16,7 +16,7 @@ from retcon.report.comparison import HELD_OUT, IN_TRAINING, PLAIN, REPAIRED, Arm
 from retcon.report.plots import escape_name
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
-from retcon.store.whole import explained, whole_file
+from retcon.store.whole import storage_errors, whole_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ def draw_spikes(arms: Arms, folder: Path) -> Path | None:
     other.plot(steps, heights, color="tab:blue")
     other.plot(held_out[0], held_out[2], "o", color="tab:blue")
     other.set_ylabel("pass rate; dots: held out", color="tab:blue")
-    with explained(folder):
+    with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / "spikes.png") as whole:
         figure.savefig(whole, format="png")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from retcon.core.errors import RecordError, StorageError
 from retcon.store.index import FIELDS, Query, texts_of
 from retcon.store.jsonl import pair_line, read_line
-from retcon.store.whole import explained, whole_file, whole_folder
+from retcon.store.whole import storage_errors, whole_file, whole_folder
 
 if TYPE_CHECKING:
     from retcon.report.view.server import Viewer
@@ -42,7 +42,7 @@ def write_selection(format: Format, lines: Iterable[bytes], path: Path, *, name:
 
         write_rollouts_log(path, [read_line(line, name) for line in lines], name)
         return
-    with explained(path), whole_file(path) as file:
+    with storage_errors(path), whole_file(path) as file:
         if format == "parquet":
             from retcon.store.parquet import ParquetWriter, Record
 
@@ -83,7 +83,7 @@ def write_view(viewer: Viewer, target: Path, only: Sequence[Sequence[int]] | Non
     """
     if os.path.lexists(target) and not (target / DATA).is_file():
         raise StorageError(f"{target} is there already, and no exported view: choose another folder")
-    with explained(target), whole_folder(target) as out:
+    with storage_errors(target), whole_folder(target) as out:
         return _write_files(viewer, out, only)
 
 
@@ -145,5 +145,5 @@ def _write_run(viewer: Viewer, number: int, folder: Path, only: Sequence[int] | 
 def _write_data(path: Path, name: str, value: object) -> None:
     """Write a value as a script for the page, as `fetch` does not read files."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
-    with explained(path):
+    with storage_errors(path):
         path.write_text(f"retconData({json.dumps(name)},{text});\n", encoding="utf-8")

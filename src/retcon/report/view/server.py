@@ -25,7 +25,7 @@ from retcon.core.types import Trajectory
 from retcon.report.runs import unique_names
 from retcon.report.view.export import FORMATS, NAMES, Format, write_selection
 from retcon.runs.metrics import read_metrics
-from retcon.store.index import FACETS, Index, Query, between
+from retcon.store.index import FACETS, Index, Query, parse_range
 from retcon.store.jsonl import read_line
 from retcon.store.lines import LineAppender
 
@@ -185,9 +185,9 @@ class Viewer:
         tag, message = asked.get("tag", ""), asked.get("message", "")
         return Query(
             **{name: asked.get(name, "") for name in plain},
-            step=between(asked.get("step", "")),
-            tokens=between(asked.get("tokens", "")),
-            tree=between(asked.get("tree", "")),
+            step=parse_range(asked.get("step", "")),
+            tokens=parse_range(asked.get("tokens", "")),
+            tree=parse_range(asked.get("tree", "")),
             message=int(message) if message.isdecimal() else None,
             failed="failed" in asked,
             dropped="dropped" in asked,

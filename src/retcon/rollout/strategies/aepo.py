@@ -1,8 +1,7 @@
-"""AEPO's rollouts (arXiv 2510.14545): how many begin with the prompt goes by where the model is unsure, at the prompt
-or after tools' answers; and the more points in a row a path has branched at, the less likely is it to branch again.
+"""AEPO (arXiv 2510.14545): rollouts start or branch where entropy is higher.
 
-The paper measures on a rollout that it then throws away; here it is the group's first, and has no branches. Its scripts
-have that part switched off, with a fixed number instead: `initial`.
+The more often a path has branched in a row, the less likely it branches again. The paper measures entropies on a
+rollout that it drops; here it is the group's first, without branches. Its scripts use a fixed number: `initial`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Aepo(UncertainSection):
         gap = 0.0
         if measured is not None and measured.later:
             gap = self.summed(measured.first - fmean(measured.later), measured.vocabulary)
-        share = (1 + math.tanh(self.balance * gap / 2)) / 2  # σ, which no gap is too large for
+        share = (1 + math.tanh(self.balance * gap / 2)) / 2  # σ, without overflow
         return min(count, math.floor(count * share) + 1)
 
     def chance(self, point: Point) -> float:

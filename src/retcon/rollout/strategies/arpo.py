@@ -1,5 +1,4 @@
-"""ARPO (arXiv 2507.19849): some rollouts begin with the prompt, the others branch off where a tool's answer has made
-the model unsure."""
+"""ARPO (arXiv 2507.19849): rollouts branch where a tool's answer raised the entropy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fission-GRPO (arXiv 2601.15625): after a failed call, a group of recoveries is sampled from what the error says."""
+"""Fission-GRPO (arXiv 2601.15625): groups of recoveries are sampled after failed calls."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from retcon.rollout.strategy import Measured, Point, check_initial
 
 
 class Fission(StrategySection):
-    """`kind = "fission"`: with `rl.shared_advantage = "siblings"` each group of recoveries is compared by itself.
+    """`kind = "fission"`: with `rl.shared_advantage = "siblings"` each group of recoveries has advantages by itself.
 
-    The paper keeps failed trajectories in a buffer for later steps, and has a model write what the tool says of them.
-    Here recoveries are sampled in the same step, by the same weights, from what the tool itself answered.
+    The paper keeps failed trajectories in a buffer for later steps, and a model writes the errors' diagnostics. Here
+    recoveries are sampled in the same step, by the same weights, from the tool's own answer.
     """
 
     branching: ClassVar[bool] = True

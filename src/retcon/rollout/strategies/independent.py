@@ -1,4 +1,4 @@
-"""Every rollout of a prompt from its beginning, none of which knows of the others."""
+"""No branching: every rollout starts at the prompt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs inside: the zygotes, the workers that they fork, and the processes of the calls. Standard library alone."""
+"""Inside of the sandbox: zygotes, workers and processes of calls. Standard library only."""

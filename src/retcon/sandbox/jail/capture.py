@@ -1,4 +1,4 @@
-"""Keeping the head and the tail of what is too long. Standard library only: the workers import it."""
+"""Head and tail of long output. Standard library only: the workers import it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __builtins__ = dict(vars(builtins))  # type: ignore[assignment]  # of the functi
 
 
 def cut_middle(text: str, limit: int) -> str:
-    """`text`, or its head and tail with the cut said between them: `limit` characters at most.
+    """Cut the middle out of a text longer than `limit` characters.
 
-    Where the limit has no room for saying so, the head alone.
+    A note between head and tail gives the number of cut characters; without room for it, only the head stays.
     """
     if len(text) <= limit:
         return text
@@ -26,7 +26,7 @@ def _mark(count: int) -> str:
 
 
 class Capture:
-    """Bytes of a stream, of which at most `limit` are kept: half from its start, half from its end."""
+    """Buffer of a stream's first and last bytes, `limit` in all."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 
@@ -52,12 +52,12 @@ class Capture:
         del self._tail[: max(len(self._tail) - self._tail_limit, 0)]
 
     def data(self) -> bytes:
-        """What was kept, without a mark where it was cut."""
+        """Return the kept bytes, without a note of the cut."""
         self._trim()
         return bytes(self._head + self._tail)
 
     def text(self) -> str:
-        """What was kept, as UTF-8 (undecodable bytes become U+FFFD), the cut said where there is one."""
+        """Return the kept text, with a note of the cut. Undecodable bytes become U+FFFD."""
         self._trim()
         cut = self.total - len(self._head) - len(self._tail)
         mark = f"\n[{cut} bytes cut]\n".encode() if cut else b""
@@ -65,9 +65,9 @@ class Capture:
 
 
 class Record:
-    """What stands between the first two tokens of a stream that anyone may write to. Of the rest nothing is kept.
+    """Text between the first two tokens of an untrusted stream.
 
-    A record that is longer than `limit` bytes is none.
+    A record of more than `limit` bytes is dropped, as is the rest of the stream.
     """
 
     __slots__ = ("_ended", "_heard", "_limit", "_searched", "_started", "_text", "_token")
@@ -75,7 +75,7 @@ class Record:
     def __init__(self, token: bytes, limit: int) -> None:
         self._token, self._limit = token, limit
         self._heard = bytearray()
-        self._searched = 0  # of what was heard: no token begins there
+        self._searched = 0  # bytes of `_heard` in which no token begins
         self._started = self._ended = False
         self._text: str | None = None
 
@@ -97,12 +97,12 @@ class Record:
             self._end(None)
 
     def _end(self, length: int | None) -> None:
-        """Nothing more is looked at: it is what was heard up to `length`, or there is none."""
+        """Ignore the rest. length: bytes of the record; None drops it."""
         self._ended = True
         if length is not None:
             self._text = self._heard[:length].decode("utf-8", "replace")
         self._heard = bytearray()
 
     def text(self) -> str | None:
-        """The record, as UTF-8 with U+FFFD for what is none. None where there is none."""
+        """Return the record, None without one. Undecodable bytes become U+FFFD."""
         return self._text

@@ -1,7 +1,7 @@
-"""One call, in the process that the worker forked for it: limits, then the program, then what it raised.
+"""Process of one call: sets limits, runs the program, reports its error.
 
-Standard library only. Nothing that runs here is believed: the worker reads how this process ended from the kernel,
-and the record that is written at the end can only name an exception and carry the last expression's repr.
+Standard library only. The worker does not trust this process: it learns from the kernel how it ended, and the record
+that is written at the end can only name an exception and carry the last expression's repr.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from retcon.sandbox.jail.program import (
 
 FILENAME = "<python>"
 RECORD_FD = 3
-NAME_CHARS = 200  # of an exception's class, which the program may have made up
+NAME_CHARS = 200  # of an exception's class, which the program may have named itself
 FDS = 256  # more than a worker ever has open
 AT_ONCE = 1 << 18  # characters of a file, whole groups of four: decoding it takes none of the program's memory
-MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to say so
-ROOM = 1 << 20  # bytes of it without which nothing can be said
+MEMORY_HEADROOM = 32 << 20  # a program that ran out of memory still has to report it
+ROOM = 1 << 20  # bytes of it that the report needs at least
 _GIVEN = dict(vars(builtins))
 __builtins__ = _GIVEN  # type: ignore[assignment]  # of the functions here: the program may replace the others
 _limit, _set_limit, _poll, _status = resource.getrlimit, resource.setrlimit, select.poll, os.fstat
@@ -65,7 +65,7 @@ Streams: TypeAlias = tuple[int, ...]
 
 
 def install_cpu_handler() -> None:
-    """At the CPU limit: write out what was printed, then die of the signal. The kernel's SIGKILL is a second behind."""
+    """At the CPU limit flush output, then die of SIGXCPU. The kernel's SIGKILL comes a second later."""
     handle(signal.SIGXCPU, _die_flushed)
 
 
@@ -78,15 +78,15 @@ def _die_flushed(number: int, _frame: object) -> None:
 
 
 def prepare() -> None:
-    """In the zygote, before it forks: all that a worker or a call would otherwise do anew. See `program.rehearse`."""
+    """Warm up the zygote once, before it forks; see `program.rehearse`."""
     rehearse()
-    os.dup2(0, 0, inheritable=True)  # the first use of a function makes the table of its arguments
+    os.dup2(0, 0, inheritable=True)  # a function's first use builds its argument parser
     math.ceil(1.0)
     resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS))
 
 
 class Setting(NamedTuple):
-    """What all calls of a worker share. baseline: bytes of address space that a process is forked with."""
+    """Settings of a worker's calls. baseline: bytes of address space that a process is forked with."""
 
     confinement: Confinement
     scratch: str
@@ -96,8 +96,8 @@ class Setting(NamedTuple):
 def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Setting) -> NoReturn:
     """Run the call and end the process. token: marks the record as the wrapper's.
 
-    setup: a pipe that takes the reason where the program could not be started. It is closed before the program runs,
-    which therefore cannot say that it was not.
+    setup: a pipe for the reason if the program cannot be started. It is closed before the program runs, which thus
+    cannot fake that.
     """
     leave = os._exit  # the program may replace the module's
     code = 1
@@ -105,7 +105,7 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
         try:
             enter(call.files, call.limits, streams, setting)
         except BaseException as error:
-            tell(setup, error)
+            report_setup_error(setup, error)
             raise
         os.closerange(RECORD_FD + 1, FDS)
         reseed(call.seed)
@@ -115,8 +115,8 @@ def run(call: RunCall, token: bytes, streams: Streams, setup: int, setting: Sett
         leave(code)
 
 
-def tell(setup: int, error: BaseException) -> None:
-    """Why a process could not be set up, in a pipe that its parent reads to its end."""
+def report_setup_error(setup: int, error: BaseException) -> None:
+    """Report a failed setup of a process through its parent's pipe."""
     os.write(setup, f"{type(error).__name__}: {error}".encode(errors="replace")[: select.PIPE_BUF])
 
 
@@ -127,7 +127,7 @@ def enter(
     setting: Setting,
     confine: Callable[[Confinement], None] = Confinement.confine_call,
 ) -> None:
-    """Become the process of a call: its streams, user, folder, files (base64) and limits; `confine` last."""
+    """Set up the process of a call: streams, user, folder, files (base64), limits; `confine` last."""
     os.setsid()
     for target, fd in enumerate(streams):
         os.dup2(fd, target, inheritable=target < RECORD_FD)
@@ -136,7 +136,7 @@ def enter(
     confinement = setting.confinement
     confinement.take_user(setting.scratch)
     os.chdir(setting.scratch)
-    sys.path.insert(0, setting.scratch)  # as a script's folder is; in this process alone, which is the program's
+    sys.path.insert(0, setting.scratch)  # like a script's folder; only in this process
     for name, content in files.items():
         folder = os.path.dirname(name)
         if folder:
@@ -156,14 +156,14 @@ def enter(
 
 
 def _bound(kind: int, soft: int, hard: int | None = None) -> None:
-    """Set a limit, as far as the machine's own leaves it: that one cannot be raised."""
+    """Set a limit, at most the present hard limit, which cannot be raised."""
     most = resource.getrlimit(kind)[1]
     wanted = (soft, soft if hard is None else hard)
     resource.setrlimit(kind, wanted if most < 0 else (min(wanted[0], most), min(wanted[1], most)))
 
 
 def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
-    """Run the program as Python would, its last expression kept where `echo`; return the exit code."""
+    """Run the program as Python would; return its exit code. echo: keep the last expression's value."""
     streams = (sys.stdout, sys.stderr)  # the program may put others in their place
     own, process, keep, put = os.getpid(), os.getpid, output_bytes, write
     raised, value, code, memory = "", "", 0, _limit(_MEMORY)
@@ -178,22 +178,22 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
             _finish()
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
         code, raised = 1, type_name(error)[:NAME_CHARS]
-        if process() == own:  # at once: what follows runs code of the program's, which may end the process
+        if process() == own:  # at once: the following runs the program's code, which may end the process
             put(RECORD_FD, token + raised.encode("utf-8", "replace") + b"\0" + token)
         if raised == "MemoryError":
             traceback.clear_frames(error.__traceback__)
             main.__dict__.clear()
         flush_all(streams)
-        if raised != "MemoryError":  # for which a long program's lines may have been too much
-            with suppress(BaseException):  # what it holds and a long traceback might be over the limit together
+        if raised != "MemoryError":  # a long program's lines may not fit then
+            with suppress(BaseException):  # its data and a long traceback may exceed the limit together
                 _set_limit(_MEMORY, memory)
             show_source(source, FILENAME)  # once more, as the program may have emptied the cache
         _show(error, raised)
-        if raised != "MemoryError":  # of which nothing is left that could run
+        if raised != "MemoryError":  # then nothing is left that could run
             with suppress(BaseException):
                 _finish()
     flush_all(streams)
-    if not raised and process() == own:  # not a fork of the program's that came to its end too
+    if not raised and process() == own:  # not a fork of the program that reached its end too
         put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
     _write_out()
     return code
@@ -202,21 +202,20 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
 def _show(error: BaseException, name: str) -> None:
     try:
         print_exception(error, __file__)
-    except BaseException:  # noqa: BLE001 - the program broke the traceback module, or the error's own methods end it
+    except BaseException:  # noqa: BLE001 - the program broke the traceback module, or the error's own methods raise
         write_error(f"{name}\n")
 
 
 def record_bytes(output_bytes: int) -> int:
-    """The most that a record takes: a name, or as many characters of a value, of up to 4 bytes each."""
+    """Return the most bytes of a record: a name, or a value of up to 4 bytes per character."""
     return 4 * max(output_bytes, NAME_CHARS) + len("\0=")
 
 
 def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
-    """Run the program, and its exit handlers where it came to its end; `=` and the repr of its last expression, empty
-    without one.
+    """Run the program, and its exit handlers if it ends normally; return `=` and the last expression's repr, or "".
 
-    Where it has filled its memory to the last byte, not even a function of Python's can be called. So the room that is
-    kept to tell of its end is taken by what needs none; and made, where the program has taken that as well.
+    With its memory full to the last byte, not even a Python function can be called. So the headroom for the report is
+    unlocked by code that needs no memory, and freed if the program has filled that as well.
     """
     value, names = "", main.__dict__
     names.update(__builtins__=builtins, __file__=FILENAME)
@@ -232,7 +231,7 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
             _finish()
         finally:
             error = _raised()
-            try:  # noqa: SIM105 - `suppress` is an object to be made
+            try:  # noqa: SIM105 - `suppress` would allocate an object
                 _set_limit(_MEMORY, room)
             except BaseException:  # noqa: BLE001, S110 - the program has lowered it for good
                 pass
@@ -243,13 +242,13 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
                 if error is not None:
                     error.__traceback__ = None
     except BaseException:
-        vars(builtins).update(_GIVEN)  # what follows runs code of the standard library
+        vars(builtins).update(_GIVEN)  # the following runs code of the standard library
         raise
     return value
 
 
 def _finish() -> None:
-    """What an interpreter does at its end: wait for threads that are no daemons, run the exit handlers."""
+    """Do what an interpreter does at its end: join non-daemon threads, run exit handlers."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
@@ -257,11 +256,11 @@ def _finish() -> None:
 
 
 def _write_out() -> None:
-    """Write out the files that the program has left open, as an interpreter does when it is taken down. What wraps
-    another file comes before that. The worker's own objects were set aside before the fork, and are not among these."""
+    """Close the files that the program left open, as an interpreter does at exit; wrappers before the wrapped. The
+    worker's own objects were frozen before the fork, and are not among these."""
     with suppress(BaseException):  # there may be no memory left
         if not any(fd > RECORD_FD and _is_file(fd) for fd in open_descriptors()):
-            return  # without a look at all that the program has made
+            return  # without a scan of all objects
         for one in sorted((one for one in gc.get_objects() if issubclass(type(one), _IOBase)), key=_depth):
             with suppress(BaseException):
                 if not _only_reads(one):
@@ -269,32 +268,32 @@ def _write_out() -> None:
 
 
 def open_descriptors() -> list[int]:
-    """Poll tells all that are not open."""
+    """Return this process's open file descriptors, by one `poll`."""
     fds = range(_limit(resource.RLIMIT_NOFILE)[1])
     poller = _poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
     try:
-        closed = {fd for fd, said in poller.poll(0) if said & select.POLLNVAL}
-    except OSError:  # the limit was lowered below what is open
+        closed = {fd for fd, events in poller.poll(0) if events & select.POLLNVAL}
+    except OSError:  # the limit was lowered below the open ones
         closed = set()
     return [fd for fd in fds if fd not in closed]
 
 
 def _is_file(fd: int) -> bool:
-    """Rather than a pipe or a socket, whose other end does not outlive the program."""
+    """Whether it is a file: the other end of a pipe or socket does not outlive the program."""
     with suppress(OSError):
         return stat.S_ISREG(_status(fd).st_mode)
     return False
 
 
 def _only_reads(file: _IOBase) -> bool:
-    """A thread that waits for what comes holds its lock: to close it would be to wait as well."""
+    """Whether a file is read-only: closing one that a thread reads from would wait for its lock."""
     return issubclass(type(getattr(file, "buffer", file)), BufferedReader)
 
 
 def _depth(file: object) -> int:
-    """Text over compressed files over buffers over the rest."""
+    """Return a file's place in closing order: text, compressed files, buffers, the rest."""
     kind = type(file)
     if issubclass(kind, TextIOWrapper):
         return 0

@@ -1,4 +1,4 @@
-"""What the standard library does not offer of Linux: system calls through ctypes, each with an error that names it."""
+"""Linux system calls that the standard library lacks, through ctypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 ALL_SIGNALS = (1 << 64) - 1
-"""As a mask, in which signal 1 is the lowest bit."""
+"""Signal mask, in which signal 1 is the lowest bit."""
 
 _AT_FDCWD, _AT_RECURSIVE, _MNT_DETACH = -100, 0x8000, 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
@@ -25,7 +25,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _SYS_MOUNT_SETATTR = 442  # the same number on every architecture
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 
-_X86 = os.uname().machine == "x86_64"  # now: a cell may replace what tells it
+_X86 = os.uname().machine == "x86_64"  # at import: a cell may replace `os.uname`
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _holding = ctypes.PyDLL(None, use_errno=True)  # its functions do not let other Python threads run
@@ -33,7 +33,7 @@ _holding.syscall.restype = ctypes.c_long
 
 
 def checked(result: int, what: str) -> int:
-    """`result`, or OSError with `what` where it is negative."""
+    """Return a system call's result. Raises OSError with `what` if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -41,7 +41,7 @@ def checked(result: int, what: str) -> int:
 
 
 def syscall(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_uint64] | None, what: str) -> int:
-    """A system call by its number. Raises OSError with `what`."""
+    """Make a system call by number. Raises OSError with `what`."""
     given = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     return checked(_libc.syscall(ctypes.c_long(number), *given), what)
 
@@ -63,7 +63,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str |
 
 
 def make_read_only(path: str, more: int = MOUNT_ATTR_NODEV) -> None:
-    """The mount at `path` and all below it: read-only, nosuid, and `more`."""
+    """Remount `path` and all below it read-only, nosuid, and with `more`."""
     attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID | more, 0, 0, 0)
     what = f"mount_setattr {path}"
     size = ctypes.sizeof(attributes)
@@ -71,7 +71,7 @@ def make_read_only(path: str, more: int = MOUNT_ATTR_NODEV) -> None:
 
 
 def change_root(path: str) -> None:
-    """`path`, a mount, becomes the root; what was there is no longer reachable."""
+    """Make the mount `path` the root; detach the old root."""
     os.chdir(path)
     checked(_libc.syscall(ctypes.c_long(_pivot_root()), b".", b"."), "pivot_root")
     checked(_libc.umount2(b".", _MNT_DETACH), "umount")
@@ -83,7 +83,7 @@ def _pivot_root() -> int:
 
 
 def set_capabilities(kept: int | None) -> None:
-    """Give up every capability but `kept`, which programs that are started from here have too."""
+    """Give up all capabilities except `kept`, which child programs inherit."""
     mask = 0 if kept is None else 1 << kept
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)(mask, mask, mask, 0, 0, 0)
@@ -93,7 +93,7 @@ def set_capabilities(kept: int | None) -> None:
 
 
 def has_capability(number: int) -> bool:
-    """Whether it is in this process's effective set."""
+    """Whether a capability is in this process's effective set."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     sets = (ctypes.c_uint32 * 6)()
     checked(_libc.capget(header, sets), "capget")
@@ -102,9 +102,9 @@ def has_capability(number: int) -> bool:
 
 @contextlib.contextmanager
 def file_rights(uid: int) -> Iterator[None]:
-    """This thread, root's, reaches files as user and group `uid` alone does: its capabilities on files rest meanwhile.
+    """Access files as user and group `uid` within the block.
 
-    See setfsuid(2) and capabilities(7). It leaves the further groups for good, and takes PR_SET_PDEATHSIG away. Raises
+    See setfsuid(2) and capabilities(7). It drops supplementary groups for good, and clears PR_SET_PDEATHSIG. Raises
     OSError.
     """
     os.setgroups([])
@@ -118,32 +118,31 @@ def file_rights(uid: int) -> Iterator[None]:
 
 def _set_file_rights(gid: int, uid: int) -> None:
     for change, wanted in ((_libc.setfsgid, gid), (_libc.setfsuid, uid)):
-        change(ctypes.c_uint(wanted))  # which returns what it was before, and no error
+        change(ctypes.c_uint(wanted))  # returns the old id, and no error
         if change(ctypes.c_uint(0xFFFFFFFF)) != wanted:
             raise OSError(errno.EPERM, f"cannot take the rights of user {wanted} on files")
 
 
 def clone_sibling() -> int:
-    """fork(2), but the new process is a child of this one's parent. 0 in it.
+    """Fork a sibling: a child of this process's parent. Returns 0 in it, like fork(2).
 
-    For a process with one thread. No other thread holds a lock, so that nothing is prepared, and nothing corrected in
-    the new one but the C library's note of its thread's id, where the kernel was built to say where that is. Raises
-    OSError.
+    For a process with one thread, in which no other thread holds locks: no fork handlers run. Only the C library's
+    thread id is corrected in the new process, if the kernel can tell where it is. Raises OSError.
     """
     note, flags = ctypes.c_void_p(), _CLONE_PARENT | signal.SIGCHLD
     with contextlib.suppress(OSError):
         prctl(PR_GET_TID_ADDRESS, ctypes.cast(ctypes.byref(note), ctypes.c_void_p))
         flags |= _CLONE_CHILD_CLEARTID | _CLONE_CHILD_SETTID
     number = 56 if _X86 else 220
-    # the last two are (ctid, tls) or (tls, ctid), by machine, and no flag has tls looked at
+    # the last two are (ctid, tls) or (tls, ctid), by machine; without its flag tls is ignored
     given = [ctypes.c_long(a) for a in (number, flags, 0, 0, note.value or 0, note.value or 0)]
     return checked(_holding.syscall(*given), "clone")
 
 
 def mask_signals(blocked: int) -> int:
-    """The mask of the signals that are blocked from here on; what it was before. Raises OSError.
+    """Set the mask of blocked signals; return the old one. Raises OSError.
 
-    Unlike `pthread_sigmask` it reaches the C library's own, 32 and 33, which end a process that has no handler of them.
+    Unlike `pthread_sigmask` it includes the C library's own, 32 and 33, which end a process without a handler.
     """
     set_mask, before = 2, (ctypes.c_uint64 * 1)()
     number = 14 if _X86 else 135
@@ -152,7 +151,7 @@ def mask_signals(blocked: int) -> int:
 
 
 def drop_signals() -> None:
-    """Take away those that wait, as they are blocked."""
+    """Discard pending blocked signals."""
     number = 128 if _X86 else 137
     every, at_once = (ctypes.c_uint64 * 1)(ALL_SIGNALS), (ctypes.c_uint64 * 2)()
     with contextlib.suppress(BlockingIOError):

@@ -1,8 +1,7 @@
-"""What the processes of a sandbox say to each other: host, zygote, worker, keeper. Standard library only.
+"""Messages between host, zygote, worker and keeper. Standard library only.
 
-A message travels as JSON, the name of its kind and its fields in order: what names each field would be read, and
-touched in memory, in every call. Host and jail are of one version and share this file; a message of another form is no
-message, and whoever gets it raises ValueError.
+A message travels as JSON, the name of its kind and its fields in order: field names would cost time and touched memory
+in every call. Host and jail share this file and version; the receiver of any other message raises ValueError.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import struct
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 CHECKPOINTS = 16
-"""How many a session keeps."""
+"""Most checkpoints of a session."""
 TOO_MANY = f"a session keeps {CHECKPOINTS} checkpoints at most: discard some"
-"""Why one more is refused."""
+"""Error at one more."""
 
 
 class Bounds(NamedTuple):
-    """`sandbox.types.Limits`, field by field."""
+    """Limits of a call: `sandbox.types.Limits` field by field."""
 
     cpu_seconds: float
     wall_seconds: float
@@ -31,9 +30,9 @@ class Bounds(NamedTuple):
 
 
 class ForkOrder(NamedTuple):
-    """Host to zygote, with the descriptor of the worker's channel: fork one. root: its folder on the host.
+    """Host to zygote, with the descriptor of the worker's channel: fork a worker. root: its folder on the host.
 
-    tier: asked for, "" for the best. uids: (first, count) of the users that its calls may run as, None for the
+    tier: requested, "" for the best. uids: (first, count) of the users that its calls may run as, None for the
     sandbox's own.
     """
 
@@ -43,7 +42,7 @@ class ForkOrder(NamedTuple):
 
 
 class Imported(NamedTuple):
-    """Zygote to host: it is ready. packages: top-level names of what it has imported."""
+    """Zygote to host: it is ready. packages: top-level names of its imports."""
 
     packages: list[str]
 
@@ -55,16 +54,16 @@ class Forked(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Zygote or worker to host: what was asked for is unavailable."""
+    """Zygote or worker to host: it cannot do what was requested."""
 
     error: str
 
 
 class Facts(NamedTuple):
-    """Worker to host: it is ready. What holds around its calls, as `Confinement` has it.
+    """Worker to host: it is ready. The protection around its calls; see `Confinement`.
 
-    no_cgroup: why it has none, "" where it has one. unprotected: in words, what calls are not kept from. folders: where
-    files may be put by an absolute path.
+    no_cgroup: why it has none, "" with one. unprotected: gaps of the protection, in words. folders: where files may be
+    put by an absolute path.
     """
 
     tier: str
@@ -79,8 +78,8 @@ class Facts(NamedTuple):
 
 
 class RunCall(NamedTuple):
-    """Host to worker: run a program; host to keeper: run a cell. files: path to content in base64. fetch: paths to hand
-    back. seed: of a program's random numbers, None for any."""
+    """Host to worker: run a program; host to keeper: run a cell. files: path to content in base64. fetch: paths to
+    return. seed: of a program's random numbers, None for any."""
 
     code: str
     stdin: str
@@ -114,7 +113,7 @@ class CallEnded(NamedTuple):
 
 
 class OpenSession(NamedTuple):
-    """Host to worker: be the keeper of a session until that is closed. limits: that no cell's own exceed. seed: as in
+    """Host to worker: become the keeper of a session until it is closed. limits: upper bounds of its cells'. seed: see
     `RunCall`. functions: names of the host's functions that cells can call."""
 
     limits: Bounds
@@ -127,7 +126,7 @@ class CloseSession(NamedTuple):
 
 
 class SessionClosed(NamedTuple):
-    """Worker to host: nothing of the session is left. retire: whether the worker ends with it."""
+    """Worker to host: the session is cleaned up. retire: whether the worker ends with it."""
 
     retire: bool
 
@@ -147,7 +146,7 @@ class HostReturn(NamedTuple):
 
 
 class MakeCheckpoint(NamedTuple):
-    """Host to keeper: make a checkpoint of that name."""
+    """Host to keeper: make a checkpoint with that name."""
 
     name: str
 
@@ -167,8 +166,8 @@ class Discard(NamedTuple):
 class SessionReply(NamedTuple):
     """Keeper to host, after each request. outcome: of a cell that ran. memory: bytes that the session takes.
 
-    refused: why a checkpoint was. full: as there are too many, or too large ones, already. lost: why the interpreter is
-    gone, "" where it is there. fault: whether that is the machine's fault, and the session is over.
+    refused: why a checkpoint was. full: too many or too large ones exist already. lost: why the interpreter is gone, ""
+    if it is alive. fault: whether that is the machine's fault, and the session is over.
     """
 
     memory: int
@@ -204,7 +203,7 @@ _RECORDS: dict[Any, tuple[int, Any]] = {
     CallEnded: (CallEnded._fields.index("outcome"), Outcome),
     SessionReply: (SessionReply._fields.index("outcome"), Outcome),
 }
-"""Where a message has a record within it, and of what kind."""
+"""Messages with a nested record: index and type of that field."""
 
 
 def encoded(message: Message) -> bytes:
@@ -212,7 +211,7 @@ def encoded(message: Message) -> bytes:
 
 
 def decoded(body: bytes) -> Message:
-    """Raises ValueError for what is none of the messages."""
+    """Decode a message. Raises ValueError if it is not one."""
     try:
         name, fields = json.loads(body)
         kind = _BY_NAME[name]
@@ -224,7 +223,7 @@ def decoded(body: bytes) -> Message:
                 fields[place] = record(*fields[place])
         message: Message = kind(*fields)
     except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"not a message of the sandbox's: {error}") from error
+        raise ValueError(f"not a message of the sandbox: {error}") from error
     return message
 
 
@@ -244,13 +243,13 @@ def send(channel: socket.socket, message: Message) -> None:
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """The next message, None at the end of the stream. Raises ValueError for what is none."""
+    """Receive the next message, None at the end. Raises ValueError if it is invalid."""
     body = receive_bytes(channel)
     return None if body is None else decoded(body)
 
 
 def receive_bytes(channel: socket.socket) -> bytes | None:
-    """The next message as it came, None at the end of the stream."""
+    """Receive the next message's bytes, None at the end."""
     header = _exactly(channel, LENGTH.size)
     return None if header is None else _exactly(channel, LENGTH.unpack(header)[0])
 

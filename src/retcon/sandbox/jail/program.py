@@ -1,6 +1,6 @@
-"""Running a text as a program: compiled with its last expression apart, and told apart from its wrapper when it raises.
+"""Running a text as a program: its last expression, errors and tracebacks.
 
-Standard library only: the workers import it. Its parts run beside the program, which may have replaced anything.
+Standard library only: the workers import it. Its parts run in the program's process, which may have replaced anything.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _number, _to_text = int.__index__, str  # of an int's own value, whatever its cl
 
 
 def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, CodeType | None]:
-    """(all but a last expression, that expression), so that a syntax error comes before anything has run."""
+    """Compile a program, and its last expression separately, before anything runs."""
     tree: Any = compile(source, filename, "exec", _ast.PyCF_ONLY_AST, dont_inherit=True)
     last = None
     if echo and tree.body and isinstance(tree.body[-1], _ast.Expr):
@@ -40,9 +40,9 @@ def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, C
 
 
 def rehearse(rounds: int = 20) -> None:
-    """Compile, raise and report often enough that the interpreter has filled its caches and adapted the code for it.
+    """Warm up the interpreter's caches by compiling, raising and reporting.
 
-    Before the fork, since every page that is written after it is one to copy, in every call.
+    Before the fork, since every page that is written after it has to be copied, in every call.
     """
     for _ in range(rounds):
         body, _ = compile_program("x = [1, 'a']\nraise ValueError(x[0] + 1)\nlen(x)", "<rehearsal>", echo=True)
@@ -53,20 +53,20 @@ def rehearse(rounds: int = 20) -> None:
 
 
 def show_source(source: str, filename: str) -> None:
-    """Let tracebacks, warnings and `inspect` find the program's lines: those that the compiler counts, each with its
-    end, on whose length the place of a mark below it depends."""
+    """Let tracebacks, warnings and `inspect` find the program's lines. Line ends stay, as the place of a mark depends
+    on their length."""
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     linecache.cache[filename] = (len(source), None, [f"{line}\n" for line in lines], filename)
 
 
 def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
-    """What `sys.exit` asks for, as Python takes it, 0 to 255: a text goes to stderr. Raises nothing, whatever methods
-    the program gave to what it left with."""
+    """Return the exit code of `sys.exit` as Python does, 0 to 255; a text goes to stderr. Raises nothing, whatever
+    methods the program gave to its value."""
     try:
         code = stop.code
         if code is None:
             return 0
-        with suppress(TypeError):  # it is no int, whatever it says of its class
+        with suppress(TypeError):  # not an int, whatever its class claims
             number = _number(code)  # type: ignore[arg-type]
             return number & 0xFF if -(1 << 63) <= number < 1 << 63 else 255
         flush_all(streams)
@@ -77,7 +77,7 @@ def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
 
 
 def print_exception(error: BaseException, wrapper: str) -> None:
-    """Python's own traceback, from the program's first frame on. wrapper: the file whose frames are left out."""
+    """Print Python's traceback from the program's first frame on. wrapper: file whose frames are left out."""
     if isinstance(error, SyntaxError) and error.text is None:
         _quote(error)
     trace = error.__traceback__
@@ -87,21 +87,21 @@ def print_exception(error: BaseException, wrapper: str) -> None:
 
 
 def _quote(error: SyntaxError) -> None:
-    """Add the line, for which the compiler looked in a file."""
+    """Add the source line, which the compiler could not find in a file."""
     if isinstance(error.filename, str) and error.filename in linecache.cache and isinstance(error.lineno, int):
         error.text = linecache.getline(error.filename, error.lineno) or None
 
 
 def _report(error: BaseException, trace: TracebackType | None) -> str:
-    told = traceback.TracebackException(type(error), error, trace, compact=True)
+    report = traceback.TracebackException(type(error), error, trace, compact=True)
     if sys.version_info < (3, 12):
-        _suggest(error, told)
-    return "".join(told.format())
+        _suggest(error, report)
+    return "".join(report.format())
 
 
-def _suggest(error: BaseException, told: traceback.TracebackException) -> None:
-    """Add "Did you mean" to an error and those that led to it: before 3.12 the interpreter alone knows how to."""
-    left: list[tuple[BaseException | None, Any]] = [(error, told)]
+def _suggest(error: BaseException, report: traceback.TracebackException) -> None:
+    """Add "Did you mean" to an error and its causes, which before 3.12 only the interpreter itself can."""
+    left: list[tuple[BaseException | None, Any]] = [(error, report)]
     while left:
         one, of = left.pop()
         if one is None or of is None:
@@ -114,7 +114,7 @@ def _suggest(error: BaseException, told: traceback.TracebackException) -> None:
 
 
 def _suggestion(error: BaseException) -> str:
-    """What the interpreter itself would say: of a copy, raised where the error was, without what led to it."""
+    """Return the interpreter's own suggestion, from a copy raised at the same place without causes."""
     known = {key: value for key in ("name", "obj") if (value := getattr(error, key, None)) is not None}
     copy = type(error)("?", **known)
     trace = error.__traceback__
@@ -130,7 +130,7 @@ def _suggestion(error: BaseException) -> str:
 
 
 def type_name(error: BaseException) -> str:
-    """Never empty: that says that nothing was raised."""
+    """Return an error's class name; never empty, which would mean no error."""
     name: str = type.__dict__["__name__"].__get__(type(error))
     return name or "Exception"
 
@@ -149,7 +149,7 @@ def write(fd: int, data: bytes) -> None:
 
 
 def flush_all(streams: tuple[Any, ...]) -> None:
-    """Flush the given streams and those that the program may have put in their place."""
+    """Flush the given streams, and any replacements by the program."""
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
@@ -166,9 +166,9 @@ Change = Callable[[ModuleType], None]
 
 
 def after_import(changes: Mapping[str, Change]) -> None:
-    """Call each function with the module of its name: now where it is loaded, else once it is.
+    """Call each function with its module, now or once it is loaded.
 
-    One that misses an attribute was given a module of the program's own that bears the name, and leaves it.
+    A module without the expected attributes is the program's own of that name, and stays unchanged.
     """
     later = {}
     for name, change in changes.items():
@@ -177,7 +177,7 @@ def after_import(changes: Mapping[str, Change]) -> None:
         else:
             later[name] = change
     if later:
-        sys.meta_path.insert(0, _Later(later))
+        sys.meta_path.insert(0, _ImportHook(later))
 
 
 def _apply(change: Change, module: ModuleType) -> None:
@@ -185,8 +185,8 @@ def _apply(change: Change, module: ModuleType) -> None:
         change(module)
 
 
-class _Later:
-    """Finds modules as the others in `sys.meta_path` do, and changes them once they are loaded."""
+class _ImportHook:
+    """Finder in `sys.meta_path` that changes modules once they are loaded."""
 
     def __init__(self, changes: Mapping[str, Change]) -> None:
         self._changes = changes
@@ -214,15 +214,15 @@ class _Later:
 
 
 NUMPYS = ("numpy.random", "sympy.core.random")
-"""Modules with a generator that takes seeds of 32 bits."""
+"""Modules with generators of 32-bit seeds."""
 NAMES = ("random", *NUMPYS)
 
 
 def reseed(seed: int | None = None) -> None:
-    """Give preloaded generators of random numbers the state of `seed`, or a fresh one; that `random` gives itself.
+    """Seed preloaded random number generators by `seed`, or freshly.
 
-    Those that are not preloaded get the state of `seed` when they are imported, and have a fresh one without. With a
-    number: without one numpy takes five times as long, in each call, whether it draws a number or not.
+    Others are seeded when they are imported; `random` seeds itself freshly. numpy gets a number also for fresh states:
+    without one its seeding takes five times as long, in each call, whether it draws a number or not.
     """
     if seed is None:
         for name in NUMPYS:
@@ -236,21 +236,21 @@ def _give(module: ModuleType, seed: int) -> None:
     module.seed(seed & 0xFFFFFFFF if module.__name__ in NUMPYS else seed)
 
 
-# Processes that `multiprocessing` starts as new interpreters, which read the program from a file.
+# Processes that `multiprocessing` spawns, which read the program from a file.
 #
-# A call gets that file when it first starts one. A session's code is in no file: there
-# `multiprocessing` forks, and the other start methods are refused as on a system that lacks them.
+# A call gets that file when it first spawns one. A session's code is in no file: there `multiprocessing` forks, and the
+# other start methods are refused as on a system that lacks them.
 
 MAIN = "init_main_from_path"
 
 
 def write_main_when_spawning(source: str, filename: str, folder: str) -> None:
-    """filename: of the program's `__main__`, which is in no file until then; folder: where it is written."""
+    """Write the program to `folder` when it first spawns a process. filename: of its `__main__`."""
     after_import({"multiprocessing.spawn": partial(_write_main, source, filename, folder)})
 
 
-def refuse_spawning() -> None:
-    """To be called in a session."""
+def forbid_spawning() -> None:
+    """Allow only `fork` as start method; for sessions."""
     after_import({"multiprocessing.context": _fork_only})
 
 

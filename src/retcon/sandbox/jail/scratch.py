@@ -1,4 +1,4 @@
-"""Measuring and emptying what calls wrote. Standard library only: the workers import it."""
+"""Measuring, emptying and collecting files of calls. Standard library only: the workers import it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from typing import NamedTuple
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Held(NamedTuple):
-    """What a folder holds. size: bytes on disk."""
+class FolderUsage(NamedTuple):
+    """Size of a folder's content. size: bytes on disk."""
 
     size: int
     entries: int
 
 
 def empty_open(top: int) -> None:
-    """Remove all that is in a folder, given by its descriptor, whatever the modes in it and however deep.
+    """Empty a folder, given by descriptor, whatever modes and depth it has.
 
-    What is in a folder of another owner stays: a call without a root of its own may have moved it here from where it
-    may write, and not be allowed to remove what is in it. Nothing may run that could write there. Raises OSError where
-    something stays, once all else is gone.
+    Folders of other owners keep their content: a call without its own root may have moved one here that it may not
+    empty. No process that could write there may run. Raises OSError if something stays, after removing all else.
     """
     prefix = os.urandom(8).hex()
     moved = 0
@@ -38,7 +37,7 @@ def empty_open(top: int) -> None:
         _open_up(name, top)
         inner = os.open(name, _FOLDER, dir_fd=top)
         try:
-            for entry in _folders_alone(inner):  # up to the top, so that no path grows long
+            for entry in _folders_alone(inner):  # moved to the top, so that no path grows long
                 moved += 1
                 _move(entry, inner, f"{prefix}{moved}", top)
                 found.append(f"{prefix}{moved}")
@@ -53,8 +52,8 @@ def empty_open(top: int) -> None:
 
 
 def _folders_alone(folder: int) -> list[str]:
-    """Remove the files of a folder, and return the folders in it that are to be emptied: those of its owner, and all
-    where it is this process's own. Others go where they are empty, as their parent's owner could do that too."""
+    """Remove a folder's files, and return its folders that are to be emptied: its owner's, or all if it is this
+    process's own. Others are removed if empty, as their parent's owner could do that too."""
     owner = os.fstat(folder).st_uid
     found = []
     for name in os.listdir(folder):
@@ -70,15 +69,15 @@ def _folders_alone(folder: int) -> list[str]:
 
 
 def _open_up(name: str, parent: int) -> None:
-    """Give the owner of a file all rights to it; of a link itself, and not of what it points to.
+    """Give the owner all rights to a file, without following links.
 
-    Nothing should run that could put a link there. But should a process of a call outlive all attempts to end it, this
-    one may have more rights.
+    No process should run that could put a link there; but if one outlived all attempts to end it, this process may have
+    more rights.
     """
     place = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     try:
         os.chmod(f"/proc/self/fd/{place}", 0o700)
-    except FileNotFoundError:  # a container without a /proc, in which the kernel has ended all processes of the call
+    except FileNotFoundError:  # a container without /proc, in which the kernel has ended the call's processes
         os.chmod(name, 0o700, dir_fd=parent)
     finally:
         os.close(place)
@@ -92,12 +91,12 @@ def _move(name: str, source: int, to: str, target: int) -> None:
         os.rename(name, to, src_dir_fd=source, dst_dir_fd=target)
 
 
-def measure(folder: str, most: int) -> Held:
-    """What is beneath, counted until there are more than `most` entries, while others may write to it.
+def measure(folder: str, most: int) -> FolderUsage:
+    """Measure a folder, up to `most` entries, during writes to it.
 
-    Folders are walked by their descriptors: however deep they lie, and wherever they are moved meanwhile. One that is
-    closed to its owner is open while it is walked, also where it is closed meanwhile. Raises OSError, with the name of
-    a folder that stays closed, or of what is in one that is closed again and again.
+    Folders are walked by descriptor, at any depth and wherever they are moved meanwhile. One that is closed to its
+    owner is opened while it is walked, also if it is closed again. Raises OSError, with the name of a folder that stays
+    closed, or of an entry of one that is closed again and again.
     """
     size = entries = 0
     linked: set[int] = set()  # files that have several names, by inode
@@ -110,7 +109,7 @@ def measure(folder: str, most: int) -> Held:
                 for entry in found:
                     entries += 1
                     if entries > most:
-                        return Held(size, entries)
+                        return FolderUsage(size, entries)
                     if entry.is_dir(follow_symlinks=False):
                         here.names.append(entry.name)
                         continue
@@ -123,13 +122,13 @@ def measure(folder: str, most: int) -> Held:
     finally:
         for one in left:
             one.leave()
-    return Held(size, entries)
+    return FolderUsage(size, entries)
 
 
 class _Folder(NamedTuple):
-    """An open folder. mode: what it had before it was opened up, None where it was not.
+    """An open folder. mode: before it was opened up, None if it was not.
 
-    names: of the folders in it that are still to be entered.
+    names: of its folders that are still to be entered.
     """
 
     fd: int
@@ -137,7 +136,7 @@ class _Folder(NamedTuple):
     names: list[str]
 
     def opened(self) -> _Folder:
-        """The same, opened up again: it was closed since it was entered."""
+        """Return the folder opened up again, after it was closed meanwhile."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
         os.chmod(self.fd, mode | 0o500)
         return self._replace(mode=mode)
@@ -149,9 +148,9 @@ class _Folder(NamedTuple):
 
 
 def _next_folder(left: list[_Folder]) -> _Folder | None:
-    """The next to be entered, None where none is left.
+    """Return the next folder to enter, None at the end.
 
-    A folder is closed when its last one is entered: a deep tree takes few descriptors.
+    A folder is closed when its last one is entered, so that a deep tree takes few descriptors.
     """
     while left:
         above = left[-1]
@@ -171,7 +170,7 @@ def _next_folder(left: list[_Folder]) -> _Folder | None:
 
 
 def _blocks(entry: os.DirEntry[str], linked: set[int]) -> int:
-    """Bytes that a file takes on disk; 0 for another name of one in `linked`, and for one that is gone meanwhile."""
+    """Return a file's bytes on disk; 0 for another name of one in `linked`, or a deleted one."""
     try:
         facts = entry.stat(follow_symlinks=False)
     except FileNotFoundError:
@@ -184,9 +183,9 @@ def _blocks(entry: os.DirEntry[str], linked: set[int]) -> int:
 
 
 def _open_folder(name: str, parent: int) -> _Folder | None:
-    """A folder, whatever its mode; None where there is no such folder any more.
+    """Open a folder, whatever its mode; None if it is gone.
 
-    Its owner may give it another mode. That is done by a descriptor: through no link, and to no other file.
+    Its mode is changed by descriptor, so that no link is followed and no other file changed.
     """
     try:
         place = os.open(name, _FOLDER | os.O_PATH, dir_fd=parent)
@@ -207,27 +206,27 @@ def _open_folder(name: str, parent: int) -> _Folder | None:
         os.close(place)
 
 
-# Handing back files that a call has written.
+# Collecting files that a call has written.
 #
-# The worker reads them, with more rights than the call had and after all processes of the call have ended. So it
-# follows no symbolic link, on no component of a path, and opens nothing but ordinary files.
+# The worker reads them after all processes of the call have ended, with more rights than they had. So it follows no
+# symbolic link on any component of a path, and opens only regular files.
 
 TOTAL_BYTES = 8 << 20
-"""What one call may hand back, all its files together."""
+"""Most bytes of a call's collected files together."""
 
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not block the worker
 
 
 def collect(scratch: str, paths: Sequence[str], room: int = TOTAL_BYTES) -> dict[str, str]:
-    """Path to content in base64, of those `paths` that can be handed back within `room` bytes.
+    """Read files, by path, as base64, up to `room` bytes; skip unreadable ones.
 
-    They are below `scratch`; an absolute one is of the root that the worker has for itself (`paths.inside_scratch`).
+    They are below `scratch`; absolute paths are in the worker's own root (`paths.inside_scratch`).
     """
     found = {}
     for path in paths:
         try:
             content = _read(scratch, path, room)
-        except OSError:  # not there, a link, or no permission: as if it had not been written
+        except OSError:  # missing, a link, or without permission: treated as missing
             continue
         if content is not None:
             room -= len(content)
@@ -254,13 +253,14 @@ def _read(scratch: str, path: str, room: int) -> bytes | None:
 
 
 LOCK = "lock"
-"""The name in it of the file that its pool keeps locked for as long as it lives."""
+"""Name of a folder's file that its pool locks while it lives."""
 
 
 def remove_abandoned(folder: str) -> None:
-    """Remove this folder of this user's if its pool is gone; one that is in use stays, silently, and so does one that
-    others may write to: no pool makes such a one, and a call may have given it the name."""
-    with contextlib.suppress(OSError):  # another process removes it too, or it is in use
+    """Remove a folder whose pool is gone.
+
+    One that is in use, another user's or writable by others stays: no pool makes the latter, but a call may."""
+    with contextlib.suppress(OSError):  # it is in use, or another process removes it too
         facts = os.stat(folder, follow_symlinks=False)
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
             return
@@ -273,12 +273,11 @@ def remove_abandoned(folder: str) -> None:
 
 
 def remove(folder: str) -> None:
-    """A folder with all that is in it; no link is followed, and what a call moved there from elsewhere stays, and the
-    folder with it (`empty_open`).
+    """Remove a folder and its content, without following links.
 
-    What a call has left may be deeper than Python recurses, and closed to its owner.
+    The content may be deeper than Python recurses, and closed to its owner. Foreign folders stay (`empty_open`).
     """
-    with contextlib.suppress(OSError):  # it is gone, or what is still ending writes to it: a later pool removes it
+    with contextlib.suppress(OSError):  # gone, or a dying process writes to it: a later pool removes it
         top = os.open(folder, _FOLDER)
         try:
             empty_open(top)

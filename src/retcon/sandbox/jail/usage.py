@@ -1,4 +1,4 @@
-"""The processes of a call and what they use, from /proc. Standard library only: the workers import it."""
+"""Processes of a call and their memory, from /proc. Standard library only: the workers import it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KILLS_AGE = 1.0  # seconds after which the machine's count is read again before
 
 
 def read(proc: int, path: str) -> bytes:
-    """A file beneath the descriptor of a /proc. Raises OSError."""
+    """Read a file beneath the descriptor of a /proc. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
     try:
         return os.read(fd, 1 << 16)
@@ -21,19 +21,19 @@ def read(proc: int, path: str) -> bytes:
 
 
 def open_own(proc: int) -> int:
-    """A descriptor to be given to `own`, by which this process alone is measured, in its forks too."""
+    """Open this process's statm for `own`, which measures it also in forks."""
     return os.open("self/statm", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
 
 def own(statm: int) -> tuple[int, int]:
-    """(address space, resident) of the process that opened `statm`, in bytes."""
+    """Return (address space, resident) of the process that opened `statm`, in bytes."""
     return _parsed(os.pread(statm, 256, 0))
 
 
 def resident(proc: int, pid: int | str) -> int:
-    """Bytes of a process that are in memory, 0 where it is gone.
+    """Return a process's resident bytes, 0 if it is gone.
 
-    A process whose first thread has ended reads as empty although the others go on with its memory: they are asked.
+    A process whose first thread has ended reads as empty: its other threads are asked then.
     """
     size, held = _sizes(proc, f"{pid}/statm")
     if size:
@@ -46,7 +46,7 @@ def resident(proc: int, pid: int | str) -> int:
 
 
 def _sizes(proc: int, path: str) -> tuple[int, int]:
-    """(address space, resident) in bytes, as a file `statm` has them."""
+    """Return (address space, resident) in bytes, from a file `statm`."""
     try:
         return _parsed(read(proc, path))
     except (OSError, ValueError):
@@ -59,9 +59,9 @@ def _parsed(statm: bytes) -> tuple[int, int]:
 
 
 def children(proc: int, pid: int | None = None) -> list[int]:
-    """The child processes of `pid`, of this process where None, as numbered in `proc`. [] where it is gone.
+    """List child processes of `pid` (default: this one), numbered in `proc`.
 
-    This process is taken to have one thread.
+    This process must have one thread. [] if `pid` is gone.
     """
     try:
         if pid is None:
@@ -76,21 +76,21 @@ def children(proc: int, pid: int | None = None) -> list[int]:
 
 
 def held(proc: int, baseline: int, apart: Container[int] = ()) -> list[int]:
-    """Bytes in memory that each descendant of this process holds beyond `baseline`.
+    """Return the resident bytes of each descendant beyond `baseline`.
 
-    apart: children, as numbered in `proc`, that do not count. Memory that a fork shares counts for each process that
-    has it: what they could make of it is counted.
+    apart: children, as numbered in `proc`, that do not count. Memory shared by fork counts for each process, as each
+    may write to it.
     """
     return [max(resident(proc, pid) - baseline, 0) for pid, _ in _descendants(proc, apart)]
 
 
 def lent(proc: int, baseline: int, apart: Container[int] = ()) -> int:
-    """How much of what `held` finds is the memory of a process's parent, in which it runs, so that it counts twice.
+    """Return the bytes that `held` counts twice because of vfork.
 
-    A process does from vfork, by which `subprocess` starts programs, until it is another program; the thread that asked
-    for it waits in state D meanwhile. /proc does not say whose memory a process has. So a child as large as its parent,
-    which has such a thread, is taken for one. A fork can be made to look like that (reading from a disk is state D as
-    well): therefore one process at most, the largest, is, and the caller believes it for a bounded time.
+    After vfork, by which `subprocess` starts programs, a child runs in its parent's memory until it is another program;
+    the parent's thread waits in state D meanwhile. /proc does not show whose memory a process has. So a child as large
+    as its parent, which has such a thread, is taken for one. A fork can imitate that (reading from a disk is state D as
+    well): so only the largest such process counts, and the caller trusts it for a limited time.
     """
     most, waits = 0, {}
     for pid, parent in _descendants(proc, apart):
@@ -105,7 +105,7 @@ def lent(proc: int, baseline: int, apart: Container[int] = ()) -> int:
 
 
 def _descendants(proc: int, apart: Container[int]) -> Iterator[tuple[int, int | None]]:
-    """(process, its parent) of those of this process, which stands as None. apart: as for `held`."""
+    """Yield (process, its parent) of all descendants; None for this process. apart: see `held`."""
     rest: list[tuple[int, int | None]] = [(pid, None) for pid in children(proc) if pid not in apart]
     while rest:
         found = rest.pop()
@@ -114,7 +114,7 @@ def _descendants(proc: int, apart: Container[int]) -> Iterator[tuple[int, int | 
 
 
 def _has_waiting_thread(proc: int, pid: int) -> bool:
-    """Whether one of its threads is in state D."""
+    """Whether a thread of the process is in state D."""
     try:
         return any(
             read(proc, f"{pid}/task/{thread}/stat").rpartition(b")")[2].split(None, 1)[0] == b"D"
@@ -125,7 +125,7 @@ def _has_waiting_thread(proc: int, pid: int) -> bool:
 
 
 def listing(proc: int, path: str) -> list[str]:
-    """The names in a folder below `proc`, a descriptor of /proc."""
+    """List a folder below `proc`, a descriptor of /proc."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
     try:
         return os.listdir(fd)
@@ -134,25 +134,25 @@ def listing(proc: int, path: str) -> list[str]:
 
 
 class MachineKills:
-    """How many processes the kernel has ended on this machine because it, or a container's cgroup, was out of memory.
+    """Counter of the machine's OOM kills, containers' cgroups included.
 
-    A process is not told who sent it SIGKILL. This count is the only sign that it was not itself, and it cannot raise
-    it while it keeps to its own limits.
+    A process cannot see who sent it SIGKILL. This count is the only sign that the kernel did, and a process within its
+    own limits cannot raise it.
     """
 
     def __init__(self, vmstat: int = -1) -> None:
-        """vmstat: a descriptor of the machine's /proc/vmstat, -1 where it cannot be read."""
+        """Start counting. vmstat: a descriptor of the machine's /proc/vmstat, -1 if it cannot be read."""
         self._vmstat = vmstat
         self._count = self._read()
         self._when = time.monotonic()
 
     def note(self) -> None:
-        """Before a call: what was counted until now is not its."""
+        """Exclude earlier kills, before a call."""
         if time.monotonic() - self._when > _KILLS_AGE:
             self.rose()
 
     def rose(self) -> bool:
-        """Whether it is more than when it was last looked at."""
+        """Return whether the count rose since the last check."""
         before, self._count, self._when = self._count, self._read(), time.monotonic()
         return self._count > before
 

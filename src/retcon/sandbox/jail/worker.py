@@ -1,7 +1,7 @@
-"""A worker: a small warm interpreter that forks a child for each call or session, watches it, and tells how it ended.
+"""Worker: a small warm interpreter that forks a child for each call.
 
-Forked from a zygote (`zygote`), whose packages it has. Standard library only, and little of it: the smaller this
-process, the faster it forks.
+It watches the child and reports its end. Forked from a zygote (`zygote`), whose packages it has. Standard library only,
+and little of it: the smaller this process, the faster it forks.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from retcon.sandbox.jail.watchdog import Watchdog, verdict, with_lines
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
 SWEEP_SECONDS = 5.0
 CHUNK = 1 << 16
-GROWN = 4 << 20  # bytes of address space; a worker that has so much more than at its start ends with the call
-LARGE = 1 << 20  # characters of an answer, likewise: making it takes several times that
+GROWN = 4 << 20  # bytes of address space; a worker that grew by more retires
+LARGE = 1 << 20  # characters of an answer, after which it retires too: making it takes several times that
 READY = select.POLLIN | select.POLLHUP
 
 
@@ -41,7 +41,7 @@ def main(fd: int, asked: ForkOrder) -> None:
     signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # process 1 cannot be sent a signal that it does not handle
     die_with_parent()
     channel = socket.socket(fileno=fd)
-    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < child.RECORD_FD:  # where a call's streams will be
+    while os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) < child.RECORD_FD:  # reserve a call's streams
         pass
     try:
         uid = pick_uid(*asked.uids) if asked.uids and os.geteuid() == 0 else None
@@ -52,17 +52,17 @@ def main(fd: int, asked: ForkOrder) -> None:
     os.chdir(confinement.root)
     folder = confinement.root + "/scratch"
     os.environ.update(HOME=folder, TMPDIR=folder, USER="sandbox", LOGNAME="sandbox")
-    if confinement.tier != "namespaces":  # joblib, as sklearn imports it, warns where it may start no processes
+    if confinement.tier != "namespaces":  # joblib, which sklearn imports, warns if it cannot start processes
         os.environ["JOBLIB_MULTIPROCESSING"] = "0"
     wire.send(channel, confinement.facts())
     Worker(channel, confinement, folder).serve()
 
 
 class Worker:
-    """The loop: one call at a time. dirty: it ends with this one. ran: whether the program of this one was started.
+    """Worker loop, one call at a time. dirty: retire after this call. ran: whether its program was started.
 
-    resident: bytes in memory that it was forked with, of the setting's `baseline`. No program answers for what it finds
-    there, its own files among it; nor does it find the room that an earlier call's have left.
+    resident: bytes in memory at the fork, of the setting's `baseline`, which do not count for the program, nor do its
+    input files; memory that an earlier call left does not extend its limit.
     """
 
     def __init__(self, channel: socket.socket, confinement: Confinement, folder: str) -> None:
@@ -91,11 +91,11 @@ class Worker:
                     return
                 continue
             if not isinstance(asked, RunCall):
-                raise ValueError(f"a worker runs calls, and was told to {type(asked).__name__}")
+                raise ValueError(f"a worker runs calls; got {type(asked).__name__}")
             self.ran = False
             try:
                 outcome = self.call(asked)
-            except OSError as error:  # no process, pipe or folder could be made: not the program's fault
+            except OSError as error:  # no process, pipe or folder could be made: the machine's fault
                 tier = self.setting.confinement.tier if self.ran else None
                 outcome = Outcome("infrastructure", stderr=f"sandbox worker: {error}", tier=tier)
                 self.dirty = True
@@ -104,10 +104,10 @@ class Worker:
             wire.send(self.channel, CallEnded(outcome, self.dirty))
             if self.dirty:
                 return
-            del asked, outcome  # the next call could read them in the frames that it inherits
+            del asked, outcome  # the next call could read them in the inherited frames
 
     def session(self, asked: OpenSession) -> bool:
-        """Serve a session; whether it was closed, and nothing of it is left but what makes the worker `dirty`."""
+        """Serve a session; return whether it was closed. Remains of it make the worker `dirty`."""
         before = self.descriptors()
         keeper = Keeper(self.channel, self.setting, self.nothing, asked, self.resident)
         if not keeper.serve():
@@ -122,11 +122,11 @@ class Worker:
         return True
 
     def descriptors(self) -> set[int]:
-        """This process's open files, without those that the listing itself takes."""
+        """Return this process's open descriptors, without those of the listing itself."""
         return {int(fd) for fd in usage.listing(self.setting.confinement.proc, "self/fd") if _is_open(int(fd))}
 
     def measure(self) -> None:
-        """Before a process is forked."""
+        """Update the memory baseline, before a fork."""
         size, self.resident = usage.own(self.statm)
         if size != self.setting.baseline:
             self.setting = self.setting._replace(baseline=size)
@@ -136,7 +136,7 @@ class Worker:
         os.mkdir(self.setting.scratch, 0o700)
         self.setting.confinement.kills.note()
         started = time.monotonic()
-        running = Running(call, self)
+        running = RunningCall(call, self)
         running.watch()
         status, used = running.end()
         self.ran = True
@@ -151,7 +151,7 @@ class Worker:
             limits.cpu_seconds,
             limits.wall_seconds if running.late else None,
             raised,
-            over=running.watchdog.said,
+            over=running.watchdog.reason,
             machine=running.starved,
         )
         return Outcome(
@@ -178,12 +178,12 @@ class Worker:
             time.sleep(0.0005)
 
     def clear(self) -> None:
-        """Remove what the call wrote. A worker that cannot is replaced, and its tmpfs and its network go with it."""
+        """Remove the call's files. A worker that cannot is replaced, with its tmpfs and network."""
         if self.setting.confinement.traffic is not None and self.setting.confinement.traffic.seen():
             self.dirty = True
         with contextlib.suppress(OSError):
             os.rmdir(self.setting.scratch)
-        for folder in self.folders:  # by descriptor: a call's own user may have put a link in its place
+        for folder in self.folders:  # by descriptor: the call's user may have replaced it by a link
             try:
                 os.chmod(folder, self.setting.confinement.mode)
                 if os.listdir(folder):
@@ -192,8 +192,8 @@ class Worker:
                 self.dirty = True
 
 
-class Running:
-    """A call's process and the ends of its pipes that the worker holds."""
+class RunningCall:
+    """A call's process, and the worker's ends of its pipes."""
 
     def __init__(self, call: RunCall, worker: Worker) -> None:
         limits = call.limits
@@ -202,7 +202,7 @@ class Running:
         self.wall_seconds = limits.wall_seconds
         self.stdout, self.stderr = Capture(limits.output_bytes), Capture(limits.output_bytes)
         self.token = os.urandom(16)
-        self.said = Record(self.token, child.record_bytes(limits.output_bytes))
+        self.report = Record(self.token, child.record_bytes(limits.output_bytes))
         stdin = self._readable(call.stdin) if call.stdin else worker.nothing
         pipes = [os.pipe(), os.pipe(), os.pipe()]
         self.setup, setup = os.pipe()
@@ -214,7 +214,7 @@ class Running:
         self.watchdog = Watchdog(worker.setting.confinement, limits, worker.resident, pid=self.pid)
         self.ended = os.pidfd_open(self.pid)
         self.open: dict[int, Capture | Record] = {}
-        sinks: tuple[Capture | Record, ...] = (self.stdout, self.stderr, self.said)
+        sinks: tuple[Capture | Record, ...] = (self.stdout, self.stderr, self.report)
         for (reads, writes), sink in zip(pipes, sinks, strict=True):
             os.close(writes)
             self.open[reads] = sink
@@ -222,7 +222,7 @@ class Running:
             os.close(stdin)
 
     def _readable(self, text: str) -> int:
-        """A descriptor from which the call reads `text`: a file without a name."""
+        """Write stdin to an unnamed file; return its descriptor."""
         path = self.worker.setting.confinement.root + "/stdin"
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -231,7 +231,7 @@ class Running:
         return fd
 
     def watch(self) -> None:
-        """Read what the process writes until it ends or the wall clock ends it."""
+        """Read output until the process ends or the clock ends it."""
         channel = self.worker.channel.fileno()
         poller = select.poll()
         for fd in (self.ended, channel, *self.open):
@@ -259,7 +259,7 @@ class Running:
                         poller.unregister(fd)
                         os.close(fd)
                         del self.open[fd]
-                elif fd == channel:  # nobody waits for the answer any more
+                elif fd == channel:  # the host is gone
                     os.kill(self.pid, signal.SIGKILL)
                     self.worker.sweep()
                     os._exit(0)
@@ -268,7 +268,7 @@ class Running:
                 return
 
     def end(self) -> tuple[int, resource.struct_rusage]:
-        """Reap the process, end its descendants, read what is still in the pipes."""
+        """Reap the process, end its descendants, read the rest of the pipes."""
         _, status, used = os.wait4(self.pid, 0)
         self.starved = self.watchdog.judge(status)
         self.worker.sweep()
@@ -287,8 +287,8 @@ class Running:
         return status, used
 
     def record(self) -> tuple[str | None, str | None]:
-        """(name of the uncaught exception, the value) as the child reported them, None where it did not."""
-        body = self.said.text()
+        """Return (uncaught exception's name, value) as the child reported, else None."""
+        body = self.report.text()
         if body is None:
             return None, None
         raised, _, value = body.partition("\0")
@@ -308,7 +308,7 @@ def _is_open(fd: int) -> bool:
 
 
 def _reap() -> bool:
-    """Reap what has ended; whether no child is left."""
+    """Reap ended children; return whether none is left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

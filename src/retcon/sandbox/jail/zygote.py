@@ -1,8 +1,8 @@
-"""A zygote: a Python process that imports a profile's packages once and forks a worker whenever the pool asks.
+"""Zygote: a process that imports a profile's packages once and forks workers.
 
-A worker that is forked costs milliseconds and shares the packages' memory. Started by the pool as a process of its own
-(never forked from it: that process may hold gigabytes, locks and secrets). Standard library only. It runs no untrusted
-code; it holds the workers it forked, and when it ends, by whatever cause, none of what they run stays.
+A forked worker costs milliseconds and shares the packages' memory. The pool spawns the zygote (never forks it: the
+pool's process may hold gigabytes, locks and secrets). Standard library only. It runs no untrusted code; it holds its
+workers' processes, and when it ends, for whatever reason, all that they run ends too.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from retcon.sandbox.jail import child, kernel
 from retcon.sandbox.jail.messages import Failed, Forked, ForkOrder, Imported, Message, decoded, encoded
 from retcon.sandbox.jail.scratch import remove, remove_abandoned
 
-OOM_SCORE = "500"  # if the machine runs out of memory, sooner one of ours than the process that uses the sandbox
+OOM_SCORE = "500"  # if the machine runs out of memory, kill one of ours before the sandbox's user
 MESSAGE_BYTES = 1 << 16
 SWEEP_SECONDS = 1.0  # for processes that fork as fast as they are ended
 FIRST_FD = 3
 
 
 class Order(NamedTuple):
-    """What a forked worker is: the fd of its channel, and what the host asked for."""
+    """Order of a forked worker: the fd of its channel, and the host's request."""
 
     channel: int
     asked: ForkOrder
 
 
 class Worker(NamedTuple):
-    """pid: of its first process. root: its folder on the host."""
+    """A forked worker. pid: of its first process. root: its folder on the host."""
 
     pid: int
     root: str
@@ -47,20 +47,20 @@ class _Stop(BaseException):
 
 
 def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
-    """Import `modules`, then fork a worker for each order on the socket `fd` until it closes; then end.
+    """Import `modules`, then fork workers on orders from `fd`, until it closes.
 
-    folder: the pool's, removed at the end where the pool was killed and cannot. exercise: see `profiles.Profile`.
-    Returns in the forked workers only.
+    folder: the pool's, removed at the end if the pool was killed. exercise: see `profiles.Profile`. Returns in the
+    forked workers only.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = _Zygote(socket.socket(fileno=fd))
     try:
         signal.signal(signal.SIGTERM, zygote.stop)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a killed worker leaves behind comes here to be ended
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # adopts a killed worker's processes, to end them
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write(OOM_SCORE)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # its user's calls cannot write the memory that workers are forked with
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # calls of its user cannot write its memory
         problem = preload(modules, exercise)
         packages = sorted({name.partition(".")[0] for name in sys.modules})
         zygote.say(Failed(problem) if problem else Imported(packages))
@@ -74,11 +74,11 @@ def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
 
 
 def preload(modules: list[str], exercise: str = "") -> str:
-    """Import them and make this process fit for forking; why it is not, empty where it is."""
+    """Import modules and prepare for forking; return the problem, "" if none."""
     for name in modules:
         try:
             import_module(name)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - a package may raise anything while it is imported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - an import may raise anything
             return f"cannot import {name}: {type(error).__name__}: {error}"
         if threads := _threads():
             return (
@@ -89,10 +89,10 @@ def preload(modules: list[str], exercise: str = "") -> str:
         with contextlib.suppress(ImportError):
             import_module(name)
     if (nnpack := sys.modules.get("torch.backends.nnpack")) is not None:
-        nnpack.is_available()  # reads /proc/cpuinfo once; calls have none to read, and torch complains to their stderr
+        nnpack.is_available()  # reads /proc/cpuinfo once, which calls cannot read: torch would warn on their stderr
     if threads := _threads():
         return f"{modules[-1]} starts {threads} thread(s) when it is used, which a fork would lose: leave it out"
-    for stream in (sys.stdout, sys.stderr):  # what an import printed must not come out once more in every call
+    for stream in (sys.stdout, sys.stderr):  # else every call would print an import's output again
         stream.flush()
     child.prepare()
     gc.collect()
@@ -102,18 +102,18 @@ def preload(modules: list[str], exercise: str = "") -> str:
 
 
 def _threads() -> int:
-    """Of this process, beside the one that runs."""
+    """Count this process's threads besides the current one."""
     return len(os.listdir("/proc/self/task")) - 1
 
 
 def _used_by(exercise: str) -> list[str]:
-    """What a program imports beyond what is there already, found by running it in a fork."""
+    """Return a program's further imports, found by running it in a fork."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             exec(exercise, {})
-        finally:  # of what it got to
+        finally:  # also after an error
             os.write(writes, "\n".join(sys.modules).encode())
             os._exit(0)
     os.close(writes)
@@ -124,7 +124,7 @@ def _used_by(exercise: str) -> list[str]:
 
 
 class _Zygote:
-    """workers: each by the pidfd of its first process."""
+    """The zygote's loop. workers: by the pidfd of their first process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
@@ -133,7 +133,7 @@ class _Zygote:
         self.workers: dict[int, Worker] = {}
 
     def stop(self, _number: int, _frame: object) -> None:
-        """At most once: the end itself must not be interrupted."""
+        """Stop on a signal, once: the end itself must not be interrupted."""
         if os.getpid() == self.pid and not self.stopping:
             self.stopping = True
             raise _Stop
@@ -156,7 +156,7 @@ class _Zygote:
                     raise _Stop
                 asked = decoded(message)
                 if not isinstance(asked, ForkOrder):
-                    raise ValueError(f"a zygote forks, and was told to {type(asked).__name__}")
+                    raise ValueError(f"a zygote forks; got {type(asked).__name__}")
                 order = Order(fds[0], asked)
                 try:
                     pid = os.fork()
@@ -173,7 +173,7 @@ class _Zygote:
                 self.say(Forked(pid), (worker,))
 
     def leave(self, order: Order) -> Order:
-        """In the fork: keep nothing of the zygote's but its memory, its log and the worker's channel."""
+        """Close all in the fork except log and worker's channel."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.channel.detach()
         if order.channel != FIRST_FD:
@@ -182,13 +182,13 @@ class _Zygote:
         return order._replace(channel=FIRST_FD)
 
     def reap(self, worker: int) -> None:
-        """A worker ended: so must all that it ran, and then what is left of its folder goes."""
+        """End all processes of an ended worker, then remove its folder."""
         pid, root = self.workers.pop(worker)
         os.waitpid(pid, 0)
         os.close(worker)
         known = {other.pid for other in self.workers.values()}
         deadline = time.monotonic() + SWEEP_SECONDS
-        while (orphans := _children() - known) and time.monotonic() < deadline:  # whose own children come here next
+        while (orphans := _children() - known) and time.monotonic() < deadline:  # their children follow
             for pid in orphans:
                 os.kill(pid, signal.SIGKILL)
             for pid in orphans:
@@ -196,7 +196,7 @@ class _Zygote:
         remove(root)
 
     def end(self) -> None:
-        """End every descendant: whatever loses its parent becomes a child of this process."""
+        """End every descendant: orphans become children of this process."""
         self.stopping = True
         with contextlib.suppress(ChildProcessError):  # none is left
             while True:

@@ -1,4 +1,4 @@
-"""The host's side: workers forked on demand, queues for them, sessions."""
+"""Host side of the sandbox: workers forked on demand, queues, sessions."""
 
 from retcon.sandbox.pool.pool import SandboxPool, default_workers
 

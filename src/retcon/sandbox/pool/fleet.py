@@ -1,8 +1,8 @@
-"""The workers of a pool: who gets one, when one more is forked, which one is given up, and what happens when they die.
+"""Scheduler of a pool's workers: queues, forks, eviction and failures.
 
-No more than `size` exist at a time, busy, idle or being forked. A worker serves calls of the profile of the zygote
-that forked it; when all places are taken, an idle one of another profile gives up its place. A machine that refuses one
-more fails no call while others serve: those that there are count as all places, until it is asked again.
+At most `size` exist at a time, busy, idle or being forked. A worker serves calls of its zygote's profile; when all
+places are taken, an idle one of another profile is ended. If the machine refuses one more, no call fails while others
+serve: the present ones count as all places, until the next try.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from retcon.sandbox.pool.handles import WorkerHandle, ZygoteHandle
 from retcon.sandbox.pool.profiles import BARE, Chooser
 from retcon.sandbox.types import Tier
 
-MEMORY = Path("/dev/shm")  # on a disk, making and removing a folder takes longer than the rest of a call
+MEMORY = Path("/dev/shm")  # on a disk, folders take longer than the rest of a call
 PREFIX = "retcon-sandbox-"
 
 
 class PoolFolder:
-    """A new folder, which is locked until `remove`. The lock ends with the process however that ends.
+    """A new folder, locked until `remove` or the end of the process.
 
-    home: where it is made; None: in memory, unless there is no `room` for so many bytes, as calls of the weaker tiers
-    have their files here (a container may have 64 MiB of it), and there is among the temporary files.
+    home: where it is made; None: in memory, or among the temporary files if only these have `room` bytes for the files
+    of calls in weaker tiers (a container may have 64 MiB of shared memory).
     """
 
     def __init__(self, home: Path | None = None, *, room: int = 0) -> None:
         homes = [home or MEMORY]
         if home is None:
-            with contextlib.suppress(FileNotFoundError):  # all else may be read-only, as in some containers
+            with contextlib.suppress(FileNotFoundError):  # some containers are read-only otherwise
                 homes.append(Path(tempfile.gettempdir()))
         for one in homes:
             _sweep(one)
         writable = [one for one in homes if os.access(one, os.W_OK)] or homes
         chosen = next((one for one in writable if _free(one) >= room and _is_open(one)), writable[0])
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=chosen))
-        self.path.chmod(0o711)  # a child that became nobody must reach its scratch folder
+        self.path.chmod(0o711)  # a child of another user must reach its scratch folder
         unlocked = self.path / f"{LOCK}.new"
         self._lock = os.open(unlocked, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unlocked.rename(self.path / LOCK)  # from here on others see it, and see it locked
+        unlocked.rename(self.path / LOCK)  # visible only once it is locked
 
     def remove(self) -> None:
         remove(str(self.path))
@@ -63,7 +63,7 @@ class PoolFolder:
 
 
 def _sweep(home: Path) -> None:
-    """Remove this user's folders whose pool is gone."""
+    """Remove this user's folders of dead pools."""
     for folder in home.glob(f"{PREFIX}*"):
         remove_abandoned(str(folder))
 
@@ -74,12 +74,12 @@ def _free(folder: Path) -> int:
 
 
 def _is_open(folder: Path) -> bool:
-    """Whether calls reach what is in it, whose users are others where root starts them."""
+    """Whether calls can reach its content, also as other users, if root starts them."""
     return os.geteuid() != 0 or closed_to_others(str(folder)) is None
 
 
 T = TypeVar("T")
-PATIENCE = 32  # how often the oldest call may be overtaken: changing a worker's profile costs about as many short calls
+PATIENCE = 32  # times that the oldest call may be overtaken: about the cost of changing a worker's profile
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +92,8 @@ class Ticket(Generic[T]):
     overtaken: int = field(default=0)
 
 
-class Waiting(Generic[T]):
-    """A queue for each profile. Every operation takes time in the number of profiles, none in that of the tickets."""
+class WaitQueue(Generic[T]):
+    """Queues by profile. Operations take time in the number of profiles, not of tickets."""
 
     def __init__(self, patience: int = PATIENCE) -> None:
         self._queues: dict[str, OrderedDict[int, Ticket[T]]] = {}
@@ -113,14 +113,15 @@ class Waiting(Generic[T]):
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> None:
-        """Take it out wherever it stands; one that is out already is no error."""
+        """Remove a ticket, if it still waits."""
         if ticket.profile in self._queues:
             self._queues[ticket.profile].pop(ticket.number, None)
 
     def next(self, profile: str, ready: Collection[str]) -> str | None:
-        """Whose turn it is when a worker of `profile` is free: a profile among `ready`, None where none of them waits.
+        """Return the profile to serve when a worker of `profile` is free.
 
-        `profile` itself, unless no call of it waits or the oldest call of all has been overtaken too often.
+        `profile` itself, unless it has no waiting call or the oldest call of those in `ready` was overtaken too often;
+        None if no call of these waits.
         """
         oldest = self._oldest(ready)
         if oldest is None or not self.count(profile) or oldest.profile == profile:
@@ -131,12 +132,12 @@ class Waiting(Generic[T]):
         return profile
 
     def oldest(self, ready: Collection[str]) -> str | None:
-        """The profile of the oldest call of those in `ready`."""
+        """Return the profile of the oldest call among `ready`."""
         oldest = self._oldest(ready)
         return oldest.profile if oldest else None
 
     def profiles(self) -> list[str]:
-        """Those of which a call waits."""
+        """Return the profiles of waiting calls."""
         return [name for name, queue in self._queues.items() if queue]
 
     def pop(self, profile: str) -> T | None:
@@ -144,7 +145,7 @@ class Waiting(Generic[T]):
         return queue.popitem(last=False)[1].item if queue else None
 
     def move(self, profile: str, to: str) -> None:
-        """Let the calls of `profile` wait with those of another, each at the place that its arrival gives it."""
+        """Move a profile's calls into another's queue, in order of arrival."""
         tickets = [*self._queues.pop(profile, {}).values(), *self._queues.pop(to, {}).values()]
         for ticket in tickets:
             ticket.profile = to
@@ -161,16 +162,16 @@ class Waiting(Generic[T]):
         return min(first, key=lambda ticket: ticket.number, default=None)
 
 
-FORKS = max(2, usable_cores())  # of one profile at a time: more at once would all come later
-ATTEMPTS = 2  # at what a worker's death ends
-ZYGOTE_DEATHS = 3  # in a row, with no worker in between, after which a profile is given up
+FORKS = max(2, usable_cores())  # concurrent forks of a profile: more at once would all take longer
+ATTEMPTS = 2  # if a worker dies
+ZYGOTE_DEATHS = 3  # in a row, without a worker, after which a profile is given up
 OPEN_SECONDS = 60.0
 CLOSE_SECONDS = 10.0  # for a session's processes to end and its files to go
-AGAIN_SECONDS = 1.0  # until a machine that refused one more worker is asked again
+AGAIN_SECONDS = 1.0  # until the next try on a machine that refused a worker
 
 
 async def _opened(worker: WorkerHandle, opening: OpenSession) -> WorkerHandle:
-    """Open a session in a worker. Raises EOFError or OSError where it does not answer; it is killed then."""
+    """Open a session in a worker; kill it if that fails. Raises EOFError or OSError."""
     try:
         await worker.ask(opening, SessionReply, OPEN_SECONDS)
     except BaseException:
@@ -180,7 +181,7 @@ async def _opened(worker: WorkerHandle, opening: OpenSession) -> WorkerHandle:
 
 
 def _pop_alive(free: list[WorkerHandle]) -> WorkerHandle | None:
-    """Take the last worker that lives."""
+    """Take the last living worker."""
     while free:
         worker = free.pop()
         if worker.alive:
@@ -190,12 +191,11 @@ def _pop_alive(free: list[WorkerHandle]) -> WorkerHandle | None:
 
 
 class Fleet:
-    """Open from `open` to `close`. spares: workers of closed sessions that are kept for later ones, at most.
+    """Workers and zygotes of a pool, between `open` and `close`.
 
-    tier: what holds around the workers, None before the first came up. folders: where they take files by an absolute
-    path.
-
-    faults: why a profile is not preloaded, by its name.
+    spares: most workers of closed sessions that are kept for later ones. tier: protection around the workers, None
+    before the first one is ready. folders: where they take files by absolute path. faults: why profiles are not
+    preloaded, by name.
     """
 
     def __init__(
@@ -212,15 +212,15 @@ class Fleet:
         self._asked = asked
         self._folder: PoolFolder | None = None
         self._made = 0
-        self._waiting: Waiting[asyncio.Future[WorkerHandle]] = Waiting()
+        self._waiting: WaitQueue[asyncio.Future[WorkerHandle]] = WaitQueue()
         self._busy: set[WorkerHandle] = set()
         self._idle: dict[str, list[WorkerHandle]] = {}
-        self._spare: dict[str, list[WorkerHandle]] = {}  # beyond `size`, of sessions that were closed
+        self._spare: dict[str, list[WorkerHandle]] = {}  # beyond `size`, of closed sessions
         self._forking: Counter[str] = Counter()
         self._places = size  # fewer while the machine refuses more
-        self._retry_timer: asyncio.TimerHandle | None = None  # when they are `size` once more
+        self._retry_timer: asyncio.TimerHandle | None = None  # until they are `size` again
         self._zygotes: dict[str, ZygoteHandle] = {}
-        self._starting: dict[str, asyncio.Event] = {}  # set once there is a zygote, or why there is none
+        self._starting: dict[str, asyncio.Event] = {}  # set once a zygote is ready or has failed
         self._deaths: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -229,13 +229,13 @@ class Fleet:
         return self._folder is not None
 
     def check_open(self) -> None:
-        """Raises SandboxUnavailable when closed."""
+        """Raise SandboxUnavailable if closed."""
         if self._folder is None:
             raise _closed()
 
     @property
     def folder(self) -> Path:
-        """On the host: for the logs, and for scratch where there is no tmpfs. Raises SandboxUnavailable when closed."""
+        """The host's folder for logs, and for scratch without tmpfs. Raises SandboxUnavailable if closed."""
         if self._folder is None:
             raise _closed()
         return self._folder.path
@@ -247,7 +247,7 @@ class Fleet:
 
     @property
     def zygotes(self) -> dict[str, int]:
-        """Process id by profile of each zygote that is ready."""
+        """Process ids of ready zygotes, by profile."""
         return {name: zygote.pid for name, zygote in self._zygotes.items() if zygote.alive}
 
     @property
@@ -285,9 +285,9 @@ class Fleet:
             raise
 
     async def close(self) -> None:
-        """End every worker and zygote, and wait until they are gone, also where this is cancelled.
+        """End all workers and zygotes and wait for that, also if cancelled.
 
-        Whoever waits gets SandboxUnavailable.
+        Waiting calls get SandboxUnavailable.
         """
         if self._folder is None:
             return
@@ -308,7 +308,7 @@ class Fleet:
             await asyncio.gather(
                 *(zygote.close() for zygote in self._zygotes.values()), *self._tasks, return_exceptions=True
             )
-        finally:  # also where it was cancelled, which may be before any of them has begun
+        finally:  # also if cancelled before any of them has begun
             for worker in self.workers:
                 worker.kill()
             for zygote in self._zygotes.values():
@@ -317,15 +317,15 @@ class Fleet:
             self._idle.clear()
             self._spare.clear()
             self._zygotes.clear()
-            for started in self._starting.values():  # of those that were cancelled before they began
+            for started in self._starting.values():  # of tasks that were cancelled before they began
                 started.set()
             self._starting.clear()
             folder.remove()
 
     async def take(self, profile: str) -> WorkerHandle:
-        """A worker of that profile (or of `bare`, where it turns out that it cannot be started), to be given back.
+        """Take a worker of a profile, or `bare` if that fails.
 
-        Raises SandboxUnavailable where none can be had, or the fleet is closed.
+        The caller gives it back. Raises SandboxUnavailable if none can be started, or the fleet is closed.
         """
         if self._folder is None:
             raise _closed()
@@ -345,27 +345,27 @@ class Fleet:
             raise
 
     async def extra(self, profile: str, opening: OpenSession) -> WorkerHandle:
-        """A worker beyond `size` with an open session: the caller kills it or gives it back. Raises SandboxUnavailable.
+        """Start a worker beyond `size` with an open session. Raises SandboxUnavailable.
 
-        One whose zygote dies meanwhile, or that is killed before it is ready, is forked once more.
+        The caller kills it or gives it back. If its zygote dies, or it dies before it is ready, another one is forked.
         """
         while (spare := _pop_alive(self._spare.get(self._profile_or_bare(profile), []))) is not None:
-            with contextlib.suppress(EOFError, OSError):  # it died with its zygote, which was not known yet
+            with contextlib.suppress(EOFError, OSError):  # it died with its zygote, unnoticed so far
                 return await _opened(spare, opening)
         for _ in range(ATTEMPTS):
             try:
                 return await _opened(await self._start_worker(await self._zygote(profile)), opening)
-            except (SandboxUnavailable, EOFError, OSError) as error:  # none of the machine's descriptors may be left
+            except (SandboxUnavailable, EOFError, OSError) as error:  # OSError: such as no free descriptors
                 fault = SandboxUnavailable(str(error) or "a sandbox worker died when its session was opened")
         raise fault
 
     async def give_back(self, worker: WorkerHandle) -> None:
-        """Have a session's worker end the session, and keep it for the next one; kill it where it cannot."""
+        """End a session; keep its worker for the next, or kill it."""
         keep = False
         try:
             closed = await worker.ask(CloseSession(), SessionClosed, CLOSE_SECONDS)
             keep = not closed.retire and self._folder is not None and worker.profile in self._ready()
-        except (EOFError, OSError):  # a TimeoutError among them
+        except (EOFError, OSError):  # also TimeoutError
             pass
         finally:
             if keep and sum(map(len, self._spare.values())) < self._spares:
@@ -374,9 +374,9 @@ class Fleet:
                 worker.kill()
 
     async def _zygote(self, profile: str) -> ZygoteHandle:
-        """The zygote of that profile (or of `bare`, where it cannot be started), started where there is none.
+        """Return the zygote of a profile, started if needed, or of `bare` if it cannot be started.
 
-        Raises SandboxUnavailable where neither can be had, or the fleet is closed.
+        Raises SandboxUnavailable if both fail, or the fleet is closed.
         """
         while self._folder is not None:
             profile = self._profile_or_bare(profile)
@@ -389,11 +389,11 @@ class Fleet:
         raise _closed()
 
     def _profile_or_bare(self, profile: str) -> str:
-        """That profile, or `bare` where it was given up: a call may have chosen it before, or be run once more."""
+        """Return `bare` for a profile that was given up: a call may have chosen it before, or run again."""
         return BARE.name if profile in self.faults and profile not in self._ready() else profile
 
     def _zygote_started(self, profile: str) -> asyncio.Event:
-        """Start the profile's zygote, unless that is under way; set once it is ready, or once it has failed."""
+        """Start a profile's zygote, unless it is starting; the event is set once it is ready or has failed."""
         if profile not in self._starting:
             self._starting[profile] = asyncio.Event()
             self._spawn(profile, self._start_profile(profile))
@@ -402,7 +402,7 @@ class Fleet:
     def give(self, worker: WorkerHandle, *, keep: bool) -> None:
         """Give a worker back. keep: whether it may serve again."""
         self._busy.discard(worker)
-        # Workers die with their zygote, which may be known before their own end is.
+        # Workers die with their zygote, whose death may be noticed first.
         if not keep or not worker.alive or self._folder is None or worker.profile not in self._ready():
             worker.kill()
         else:
@@ -410,7 +410,7 @@ class Fleet:
         self._grow()
 
     def _place(self, worker: WorkerHandle) -> None:
-        """Let a free worker serve whose turn it is, or make room for them, or idle."""
+        """Let a free worker serve the next call, make room for another profile, or idle."""
         turn = self._waiting.next(worker.profile, self._ready())
         if turn is None:
             self._idle.setdefault(worker.profile, []).append(worker)
@@ -425,7 +425,7 @@ class Fleet:
             self._place(worker)
 
     def _grow(self) -> None:
-        """Fork for those who wait as many workers as there is room for, and start the zygotes that they need."""
+        """Fork workers for waiting calls, as many as there is room for, and start their zygotes."""
         if self._folder is None:
             return
         for profile in self._waiting.profiles():
@@ -441,7 +441,7 @@ class Fleet:
             self._spawn(turn, self._fork(self._zygotes[turn]))
 
     def _room_for(self, profile: str) -> bool:
-        """Whether there is room for one more worker, made by giving up an idle one where needed."""
+        """Whether there is room for one more worker; ends an idle one if needed."""
         if self._count() < self._places:
             return True
         for name, idle in self._idle.items():
@@ -451,7 +451,7 @@ class Fleet:
         return False
 
     def _count(self) -> int:
-        """Of the workers, those that are being forked among them."""
+        """Count the workers, including those being forked."""
         return len(self._busy) + sum(map(len, self._idle.values())) + self._forking.total()
 
     def _ready(self) -> set[str]:
@@ -463,7 +463,7 @@ class Fleet:
         task.add_done_callback(partial(self._on_task_done, profile))
 
     def _on_task_done(self, profile: str, task: asyncio.Task[None]) -> None:
-        """Work for those who wait is over: what it did not foresee must not leave them waiting for ever."""
+        """Fail waiting calls after an unexpected error, so that they do not wait for ever."""
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
@@ -473,7 +473,7 @@ class Fleet:
             self._grow()
 
     async def _start_profile(self, profile: str) -> None:
-        """Start the zygote of a profile for those who wait; where it cannot be started they go to another."""
+        """Start the zygote of a profile; if that fails, its calls move to `bare`."""
         try:
             if self._deaths[profile] >= ZYGOTE_DEATHS:
                 self._deaths[profile] = 0
@@ -507,7 +507,7 @@ class Fleet:
             for worker in (
                 *self._idle.pop(profile, []),
                 *self._spare.pop(profile, []),
-            ):  # they died with it, and would take the room of others
+            ):  # they died with it, and would take others' places
                 worker.kill()
             await old.close()
         zygote = await ZygoteHandle.start(
@@ -520,7 +520,7 @@ class Fleet:
         self._choose.learn(profile, zygote.packages)
 
     async def _fork(self, zygote: ZygoteHandle) -> None:
-        """One more worker for those of a profile who wait."""
+        """Fork one more worker for a profile's waiting calls."""
         profile = zygote.profile
         try:
             worker = await self._start_worker(zygote)
@@ -534,8 +534,9 @@ class Fleet:
         self._grow()
 
     def _on_fork_refused(self, profile: str, message: str) -> None:
-        """The machine has no room for a worker, which is still counted. Whoever waits gets one of the others in time,
-        or its place; where there are none, one of them must not wait for ever."""
+        """Lower the number of places after a refused fork, which still counts.
+
+        Waiting calls get another worker in time; without any, one call fails rather than wait for ever."""
         others = self._count() - 1
         if not others:
             self._fail(profile, message, everyone=False)

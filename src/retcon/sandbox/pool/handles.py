@@ -1,4 +1,4 @@
-"""The pool's side of one worker: the channel to it, and a hold on its process."""
+"""Pool's handles of zygotes and workers: channels and processes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from retcon.sandbox.types import Tier
 
 T = TypeVar("T", bound=Message)
 WORKER_START_SECONDS = 60.0
-BACKSTOP_SECONDS = 30.0  # beyond a program's wall limit, after which a worker that does not answer is given up
+BACKSTOP_SECONDS = 30.0  # beyond a program's wall limit, until a silent worker is given up
 
 
 class WorkerHandle:
-    """A worker and the channel to it.
+    """Handle of a worker and its channel.
 
-    pid: of the worker's first process. profile: of the zygote that forked it. facts: what holds around its calls.
+    pid: of the worker's first process. profile: of the zygote that forked it. facts: protection around its calls.
     """
 
     facts: Facts
@@ -67,7 +67,7 @@ class WorkerHandle:
 
     @classmethod
     async def open(cls, pid: int, process: int, profile: str, channel: socket.socket) -> WorkerHandle:
-        """A worker that was just forked, once it is ready. process: pidfd, the handle's from here on.
+        """Wait until a new worker is ready. process: pidfd, owned by the handle from here on.
 
         Raises SandboxUnavailable, with the worker ended.
         """
@@ -93,7 +93,7 @@ class WorkerHandle:
             raise
         if not isinstance(hello, Facts):
             worker.kill()
-            why = hello.error if isinstance(hello, Failed) else f"it said {type(hello).__name__}"
+            why = hello.error if isinstance(hello, Failed) else f"unexpected message {type(hello).__name__}"
             raise SandboxUnavailable(f"a sandbox worker could not set itself up: {why}")
         worker.facts, worker.tier = hello, msgspec.convert(hello.tier, Tier)
         return worker
@@ -109,11 +109,11 @@ class WorkerHandle:
         seconds: float,
         answer_call: Callable[[HostCall], Awaitable[HostReturn]] | None = None,
     ) -> T:
-        """Send a message and return the answer. Raises EOFError or OSError where the worker died, TimeoutError (which
-        is an OSError) after `seconds`.
+        """Send a message and return the answer. Raises EOFError or OSError if the worker died, TimeoutError (which is
+        an OSError) after `seconds`.
 
-        answer_call: answers the calls of functions that come before the answer, at the same time; `seconds` stand still
-        meanwhile. Those that are open when the answer comes are cancelled.
+        answer_call: answers function calls that come before the answer, concurrently; `seconds` are paused meanwhile.
+        Open ones are cancelled when the answer comes.
         """
         calls: set[asyncio.Task[None]] = set()
         left = seconds
@@ -155,9 +155,9 @@ class WorkerHandle:
             raise OSError(str(error)) from error
 
     def kill(self) -> None:
-        """End the worker and, through it, all that it runs. Killing twice is no error.
+        """Kill the worker and thereby all that it runs. Killing twice is no error.
 
-        Its zygote reaps it and removes its folder, with what a call that did not come to its end has left there.
+        Its zygote reaps it and removes its folder, with the files of an unfinished call.
         """
         if self._process is None:
             return
@@ -170,10 +170,10 @@ class WorkerHandle:
 
 ZYGOTE_START_SECONDS = 120.0  # importing large packages from a cold disk
 END_SECONDS = 10.0
-REAP_SECONDS = 1.0  # the event loop stands still meanwhile; its end takes milliseconds
+REAP_SECONDS = 1.0  # blocks the event loop; it takes milliseconds
 FULL_SECONDS = 0.01
 MESSAGE_BYTES = 1 << 16
-SAID_BYTES = 4000
+LOG_TAIL_BYTES = 4000
 BOOT = (
     "import sys; sys.path.insert(0, sys.argv[2]); from retcon.sandbox.jail import worker, zygote; del sys.path[0]; "
     "worker.main(*zygote.main(int(sys.argv[1]), sys.argv[3], sys.argv[4], sys.argv[5:]))"
@@ -187,16 +187,16 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
-    "LOKY_MAX_CPU_COUNT": "1",  # joblib's, which else warns that it cannot count the cores
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's, which pandas imports, would keep it from forking
+    "LOKY_MAX_CPU_COUNT": "1",  # joblib would warn that it cannot count the cores
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's, which pandas imports, would prevent forking
     "MPLBACKEND": "Agg",
 }
 PASSED = ("LD_LIBRARY_PATH", cgroup.VARIABLE)
-"""Of our own environment."""
+"""Variables passed from our own environment."""
 
 
 class ZygoteHandle:
-    """A zygote that is ready to fork. pid: its process. packages: top-level names of what it has imported."""
+    """Handle of a zygote. pid: its process. packages: top-level names of its imports."""
 
     def __init__(self, profile: str, process: subprocess.Popen[bytes], channel: socket.socket, log: Path) -> None:
         self.profile = profile
@@ -213,7 +213,7 @@ class ZygoteHandle:
 
     @classmethod
     async def start(cls, profile: Profile, python: str, folder: Path, log: Path) -> ZygoteHandle:
-        """A zygote with the profile's modules imported. Raises SandboxUnavailable that says why there is none."""
+        """Start a zygote and wait for its imports. Raises SandboxUnavailable with the reason."""
         process, channel = _spawn(profile, python, folder, log)
         zygote = cls(profile.name, process, channel, log)
         try:
@@ -234,9 +234,9 @@ class ZygoteHandle:
         return zygote
 
     async def fork(self, root: Path, tier: str, uids: range | None = None) -> WorkerHandle:
-        """A worker that is ready. root: its folder on the host. tier: asked for, "" for the best. uids: see the pool.
+        """Fork a worker. root: its folder on the host. tier: requested, "" for the best. uids: see the pool.
 
-        Raises SandboxUnavailable, and OSError where the machine lacks what it takes, with nothing left running.
+        Raises SandboxUnavailable, and OSError if the machine lacks resources, with nothing left running.
         """
         if not self.alive:
             raise SandboxUnavailable(f"the zygote of sandbox profile {self.profile!r} is gone")
@@ -257,10 +257,10 @@ class ZygoteHandle:
         try:
             return await WorkerHandle.open(answer.pid, process, self.profile, ours)
         except SandboxUnavailable as error:
-            raise SandboxUnavailable(f"{error}: {self._said()}") from error
+            raise SandboxUnavailable(f"{error}: {self._log_tail()}") from error
 
     async def close(self) -> None:
-        """End it and all its workers, and wait until they are gone, also where this is cancelled."""
+        """End it and all its workers; wait, also if cancelled."""
         self.stop()
         try:
             if self._process.poll() is None:
@@ -269,13 +269,13 @@ class ZygoteHandle:
             self.reap()
 
     def stop(self) -> None:
-        """Have it end, with all its workers."""
+        """Ask it to end, with all its workers."""
         self._lose()
-        if self._starting:  # in the middle of an import, where it does not see that the channel closed
+        if self._starting:  # during imports it does not notice the closed channel
             self._process.terminate()
 
     def reap(self) -> None:
-        """After `stop`: wait for its end without the event loop, for `REAP_SECONDS` at most before it is killed."""
+        """Wait for its end after `stop`, blocking, and kill it after `REAP_SECONDS`."""
         try:
             self._process.wait(REAP_SECONDS)
         except subprocess.TimeoutExpired:
@@ -283,7 +283,7 @@ class ZygoteHandle:
             self._process.wait()
 
     async def _ended(self) -> None:
-        """Waits for `END_SECONDS` at most, and kills it then."""
+        """Wait for its end, and kill it after `END_SECONDS`."""
         process = os.pidfd_open(self.pid)
         ended = asyncio.Event()
         self._loop.add_reader(process, ended.set)
@@ -297,12 +297,12 @@ class ZygoteHandle:
             os.close(process)
 
     async def _order(self, order: bytes, channel: int) -> None:
-        """Raises SandboxUnavailable where the zygote takes none any more."""
+        """Send an order. Raises SandboxUnavailable if the zygote takes none any more."""
         while True:
             try:
                 socket.send_fds(self._channel, [order], [channel])
                 return
-            except BlockingIOError:  # so many wait that no more fit: it takes them one after another
+            except BlockingIOError:  # its queue is full
                 await asyncio.sleep(FULL_SECONDS)
             except OSError as error:
                 self._lose()
@@ -311,7 +311,7 @@ class ZygoteHandle:
                 ) from error
 
     async def _answer(self) -> tuple[Message, int | None]:
-        """The zygote's next message to nobody yet, and the pidfd that came with it."""
+        """Return the zygote's next unclaimed message, and its pidfd if any."""
         future: asyncio.Future[tuple[Message, int | None]] = self._loop.create_future()
         self._asked.append(future)
         return await future
@@ -327,7 +327,7 @@ class ZygoteHandle:
             self._lose()
             return
         asked = self._asked.popleft()
-        if asked.done():  # nobody waits any more
+        if asked.done():  # the caller was cancelled
             for process in fds:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(process, signal.SIGKILL)
@@ -346,7 +346,7 @@ class ZygoteHandle:
         self.alive = False
         self._loop.remove_reader(self._channel.fileno())
         with suppress(OSError):  # it ended first
-            self._channel.shutdown(socket.SHUT_RDWR)  # closing is not enough: a fork of the user's process has it too
+            self._channel.shutdown(socket.SHUT_RDWR)  # a fork of the user's process may keep the channel open
         self._channel.close()
         for asked in self._asked:
             if not asked.done():
@@ -355,16 +355,16 @@ class ZygoteHandle:
 
     def _death(self) -> str:
         try:
-            code: int | None = self._process.wait(1)  # its end of the channel is closed: it is as good as gone
+            code: int | None = self._process.wait(1)  # its end of the channel is closed: it is about to end
         except subprocess.TimeoutExpired:
             code = None
-        return f"the zygote of sandbox profile {self.profile!r} did not come up (exit code {code}): {self._said()}"
+        return f"the zygote of sandbox profile {self.profile!r} did not come up (exit code {code}): {self._log_tail()}"
 
-    def _said(self) -> str:
-        """The end of what the zygote and its workers wrote to stderr."""
+    def _log_tail(self) -> str:
+        """Return the last stderr output of the zygote and its workers."""
         with self._log.open("rb") as file:
-            file.seek(-min(SAID_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
-            return file.read().decode(errors="replace").strip() or "it said nothing"
+            file.seek(-min(LOG_TAIL_BYTES, file.seek(0, os.SEEK_END)), os.SEEK_END)
+            return file.read().decode(errors="replace").strip() or "no output on stderr"
 
 
 def _why(answer: Message) -> str:
@@ -372,7 +372,7 @@ def _why(answer: Message) -> str:
 
 
 def _spawn(profile: Profile, python: str, folder: Path, log: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start the process; (it, our end of its channel). It gets no file or signal of ours, and `PASSED`."""
+    """Start a zygote, without our files and signals; return it and our end of its channel."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     source = str(Path(retcon.__file__).parents[1])
@@ -398,7 +398,7 @@ def _spawn(profile: Profile, python: str, folder: Path, log: Path) -> tuple[subp
 
 
 LEAST = (3, 11)
-"""The oldest Python that runs calls."""
+"""Oldest Python version for calls."""
 _LOOK = """
 import json, sys
 sys.path.pop(0)
@@ -414,9 +414,9 @@ _SECONDS = 60.0
 
 
 def find_python(python: str | None) -> str:
-    """The path of an interpreter, given by its own, its virtual environment's folder or its name; this one's for None.
+    """Return an interpreter's path, by path, name or venv folder.
 
-    Raises ValueError where there is none.
+    None: this one. Raises ValueError if it does not exist.
     """
     if python is None:
         return sys.executable
@@ -425,13 +425,13 @@ def find_python(python: str | None) -> str:
     found = shutil.which(path)
     if found is None:
         raise ValueError(f"python is {python!r}, where there is no program: give an interpreter, or a venv's folder")
-    return str(Path(found).absolute())  # not where a link leads to, as a venv's interpreter is one
+    return str(Path(found).absolute())  # without following links, as a venv's interpreter is one
 
 
 async def check_python(python: str, modules: Iterable[str]) -> None:
-    """Raises SandboxUnavailable for a Python that is too old, and that names the first of `modules` that it lacks.
+    """Check an interpreter's version and packages; else raise SandboxUnavailable.
 
-    Looks for top-level packages and imports none.
+    Looks for top-level packages of `modules` without importing them.
     """
     packages = list(dict.fromkeys(module.partition(".")[0] for module in modules))
     if packages or python != sys.executable:
@@ -439,7 +439,7 @@ async def check_python(python: str, modules: Iterable[str]) -> None:
 
 
 def _check(python: str, packages: list[str]) -> None:
-    command = [python, "-s", "-c", _LOOK, *packages]  # which the oldest Python takes
+    command = [python, "-s", "-c", _LOOK, *packages]  # it runs in old versions too
     try:
         done = subprocess.run(command, env=ENVIRONMENT, cwd="/", capture_output=True, timeout=_SECONDS, check=False)
         if done.returncode:

@@ -1,4 +1,4 @@
-"""Which paths a caller may name in a call's scratch folder."""
+"""Checks of a call's file paths."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from retcon.sandbox.jail.confine.root import FILES, GIVEN, SIZE_MB
 
 PARTS = 128  # folders within folders
 _PAGE = 4096  # of which a file takes whole ones
-PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # what the kernel takes, and room for the way to the scratch folder
+PATH_BYTES, NAME_BYTES = 4095 - 256, 255  # the kernel's limits, less the path of the scratch folder
 
-MOST_FILES = FILES - 64  # of the kernel's own, and of the program's
+MOST_FILES = FILES - 64  # less some for the kernel and the program
 SCRATCH = "/tmp/scratch"
 
 WRITABLE = ("/tmp", "/dev/shm", *GIVEN)
-"""Folders of the tier `namespaces`, in its own root, that files may be put into by their absolute path (`root`). One
-below which the Python that runs the calls or its packages lie is not among those of its workers."""
+"""Folders of the tier `namespaces` for files with absolute paths (`root`). A worker lacks one that its Python or its
+packages lie below."""
 
 
 def inside_scratch(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
-    """These paths, but for those that are longer than any file's. tier: that of the sandbox; `namespaces` has those of
-    `WRITABLE` that are in `folders` (its worker's; what no worker is asked for, all) beside the scratch folder.
+    """Check that paths are in allowed folders; leave out too long ones.
 
-    Raises ValueError for one that is in none of these folders, or no Unicode; and for more than there can be files,
-    before they are looked at.
+    tier: of the sandbox; `namespaces` allows those of `WRITABLE` that are in `folders` (its worker's; default: all)
+    besides the scratch folder. Raises ValueError for a path outside of them, one that is not Unicode, and too many
+    paths, before they are checked.
     """
     names = list(paths)
     if len(names) > MOST_FILES:
@@ -56,12 +56,12 @@ def _check_absolute(name: str, path: PurePosixPath, tier: str, folders: Sequence
 
 
 def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WRITABLE) -> list[str]:
-    """As `inside_scratch`, of files that are to be made: ValueError too for one that no file can have as its path."""
+    """Check the paths of files to write. Raises ValueError as `inside_scratch`, and for impossible paths."""
     names = inside_scratch(asked := list(paths), tier, folders)
     if len(names) < len(asked):
         raise _too_long(next(name for name in asked if len(name) > PATH_BYTES))
     places = {name: _place(name) for name in names}
-    # In sorted order what lies in a folder follows the folder at once: there may be many paths, each of many parts.
+    # In sorted order a folder's content directly follows it: there may be many paths of many parts.
     plain = sorted(f"{place}/" for place in places.values())
     above = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)} | {SCRATCH}
     for name in names:
@@ -82,7 +82,7 @@ def _too_long(name: str) -> ValueError:
 
 
 def check_room(files: Mapping[str, bytes], stdin: str = "") -> None:
-    """Raises ValueError for more than there is room for where a call's files lie."""
+    """Check that a call's files fit; else raise ValueError."""
     folders = {str(folder) for name in files for folder in PurePosixPath(name).parents}
     if len(files) + len(folders) > MOST_FILES:
         raise ValueError(f"{len(files)} files in {len(folders)} folders: {MOST_FILES} at most, folders among them")
@@ -92,7 +92,7 @@ def check_room(files: Mapping[str, bytes], stdin: str = "") -> None:
 
 
 def _place(name: str) -> str:
-    """Where it is, by one of the names that this place has."""
+    """Return a path's canonical place."""
     path = PurePosixPath(SCRATCH, name)
     for other in GIVEN:  # one folder
         if path.is_relative_to(other):

@@ -1,7 +1,7 @@
-"""A pool of warm workers, forked on demand from zygotes that have imported what calls need. Linux only.
+"""Pool of warm workers, forked on demand from zygotes with preloaded packages.
 
-What holds around a call depends on what the machine grants; `SandboxPool.tier` and `retcon doctor` name it, and
-docs/sandbox/sandbox.md says what each tier contains and what it does not.
+Linux only. The protection around a call depends on the machine; `SandboxPool.tier` and `retcon doctor` name it, and
+docs/sandbox/sandbox.md describes each tier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from retcon.core.machine import total_memory, usable_cores
 from retcon.sandbox.jail.messages import CallEnded, OpenSession, RunCall
 from retcon.sandbox.pool.fleet import Fleet
 from retcon.sandbox.pool.handles import BACKSTOP_SECONDS, WorkerHandle, check_python, find_python
-from retcon.sandbox.pool.profiles import Chooser, check_limits, find, with_packages
+from retcon.sandbox.pool.profiles import Chooser, build_profiles, check_limits, find_profile
 from retcon.sandbox.pool.session import PoolSession, Sessions, as_result, call
 from retcon.sandbox.types import (
     HostFunction,
@@ -32,27 +32,26 @@ from retcon.sandbox.types import (
     check_seed,
 )
 
-ATTEMPTS = 2  # of a call whose worker died: no call has an effect outside its worker
+ATTEMPTS = 2  # of a call whose worker died, as calls have no effects outside their worker
 
 
 class SandboxPool(StartedSandbox):
-    """Runs calls in up to `workers` processes at a time; further calls wait their turn.
+    """Sandbox of up to `workers` processes; further calls wait. Implements `Sandbox`.
 
         async with SandboxPool() as sandbox:
             result = await sandbox.run("print(1 + 1)")
 
-    workers: calls and sessions at a time; None for `default_workers()`. tier: None takes the best that the machine
-    grants; one that is asked for and is unavailable is refused. uids: where root starts the pool, each worker's
-    calls run as one of these users, drawn at random; `users.FIRST_UID` and on where None. python: the interpreter
-    whose packages calls can import, or the folder of its venv; this one where None. packages: to be preloaded besides
-    numpy, sympy and scipy, as names or as a mapping from a profile's name to its modules; a session has all of them.
-    warm: profiles whose zygotes start with the pool; others start with the first call that needs them. queue: calls
-    that may wait for a worker; further ones wait in `run` with nothing prepared (`full` tells beforehand).
+    workers: concurrent calls and sessions; None: `default_workers()`. tier: None: the machine's best; an unavailable
+    one is refused. uids: if root starts the pool, each worker's calls run as a random one of these users; None:
+    `users.FIRST_UID` and on. python: interpreter whose packages calls can import, or the folder of its venv; None: this
+    one. packages: preloaded besides numpy, sympy and scipy, as names or as a mapping from a profile's name to its
+    modules; a session has all of them. warm: profiles whose zygotes start with the pool; others start with the first
+    call that needs them. queue: calls that may wait for a worker; further ones wait in `run` (`full` tests for that).
 
-    sessions: how many are kept, and for how long, whatever `workers` is; of their cells `workers` run at a time.
+    sessions: number and idle time, whatever `workers` is; of their cells `workers` run at a time.
 
-    Raises ValueError for a bad argument, SandboxUnavailable on entry where workers cannot be started. A worker or
-    zygote that dies is replaced; a call that it takes with it is run once more and is then `infrastructure`.
+    Raises ValueError for a bad argument, SandboxUnavailable on entry if workers cannot be started. A worker or zygote
+    that dies is replaced; its call runs once more and is then `infrastructure`.
     """
 
     def __init__(
@@ -75,11 +74,11 @@ class SandboxPool(StartedSandbox):
         if queue < 1:
             raise ValueError(f"a queue of {queue} calls: it must be 1 or more")
         self.limits = limits or Limits()
-        profiles = with_packages(packages)
+        profiles = build_profiles(packages)
         self._python = find_python(python)
-        self._packages = [module for name in packages for module in find(name, profiles).modules]
-        check_limits([find(name, profiles) for name in packages], self.limits)
-        self._warm = [find(name, profiles).name for name in warm]
+        self._packages = [module for name in packages for module in find_profile(name, profiles).modules]
+        check_limits([find_profile(name, profiles) for name in packages], self.limits)
+        self._warm = [find_profile(name, profiles).name for name in warm]
         self._choose = Chooser(profiles)
         bounds = sessions or SessionBounds()
         size = workers or default_workers(self.limits)
@@ -95,7 +94,7 @@ class SandboxPool(StartedSandbox):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> None:
-        """Raises SandboxUnavailable, with nothing left running."""
+        """Start the pool. Raises SandboxUnavailable, with nothing left running."""
         if self._fleet.is_open:
             return
         if sys.platform != "linux":
@@ -112,14 +111,14 @@ class SandboxPool(StartedSandbox):
 
     @property
     def tier(self) -> Tier:
-        """What holds around every call. Raises SandboxUnavailable before the pool was started."""
+        """Protection around every call. Raises SandboxUnavailable before the pool was started."""
         if self._fleet.tier is None:
             raise SandboxUnavailable("the sandbox was not started: use `async with SandboxPool(...)`")
         return self._fleet.tier
 
     @property
     def worker(self) -> WorkerHandle:
-        """A worker that lives. Raises SandboxUnavailable where there is none."""
+        """A living worker. Raises SandboxUnavailable without one."""
         for worker in self._fleet.workers:
             if worker.alive:
                 return worker
@@ -127,17 +126,17 @@ class SandboxPool(StartedSandbox):
 
     @property
     def fleet(self) -> Fleet:
-        """The workers, for those who look after them."""
+        """The workers, for monitoring."""
         return self._fleet
 
     @property
     def faults(self) -> Mapping[str, str]:
-        """By profile, why its packages could not be preloaded; its calls import them themselves."""
+        """Why packages could not be preloaded, by profile; its calls import them themselves."""
         return self._fleet.faults
 
     @property
     def full(self) -> bool:
-        """Whether a further call would have to wait for a place in the queue."""
+        """Whether the queue is full, so that another call would wait."""
         return self._room.locked()
 
     @property
@@ -145,7 +144,7 @@ class SandboxPool(StartedSandbox):
         return len(self._sessions)
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """See `Sandbox.run`. The clocks start when the call does, not while it waits. Cancelling ends the call."""
+        """Run a program; see `Sandbox.run`. Its clocks start when it does. Cancelling ends the call."""
         self._refuse_other_loops()
         asked = as_program(program, options)
         limits = asked.limits_within(self.limits)
@@ -169,7 +168,7 @@ class SandboxPool(StartedSandbox):
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
     ) -> PoolSession:
-        """See `Sandbox.session`."""
+        """Open a session; see `Sandbox.session`."""
         self._refuse_other_loops()
         self._fleet.check_open()
         check_seed(seed)
@@ -183,7 +182,7 @@ class SandboxPool(StartedSandbox):
         return session
 
     def _refuse_other_loops(self) -> None:
-        """Raises SandboxUnavailable in another event loop than that which the pool was started in, as of a thread."""
+        """Raise SandboxUnavailable in another event loop than the pool's, such as another thread's."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise SandboxUnavailable(
                 "the pool was started in another event loop, which its workers belong to: start one in this loop, or "
@@ -194,13 +193,13 @@ class SandboxPool(StartedSandbox):
         return self._fleet.tier or "", self._fleet.folders
 
     async def _session_worker(self, code: str, opening: OpenSession) -> WorkerHandle:
-        """For a session whose first cell that is: what the later ones import may be any of the packages."""
+        """Start a worker for a session's first cell; later ones may import any of the packages."""
         packages = {module.partition(".")[0] for module in self._packages}
         return await self._fleet.extra(self._choose(code, self._fleet.zygotes, packages), opening)
 
     async def _run(self, profile: str, message: RunCall, latest: float | None) -> Result:
-        """latest: when it must have its first worker, on the clock of the event loop. Raises SandboxBusy where it has
-        none."""
+        """Run a call. latest: when it must have its first worker, on the event loop's clock, else SandboxBusy is
+        raised."""
         fault, tier = "", None
         for _ in range(ATTEMPTS):
             try:
@@ -212,10 +211,10 @@ class SandboxPool(StartedSandbox):
                 if not fault and not self._fleet.is_open:
                     raise
                 return Result("infrastructure", stderr=fault or str(error), tier=tier)
-            latest = None  # it has started; if its worker dies, it is run once more whatever that takes
+            latest = None  # it has started; if its worker dies, it runs again without this limit
             try:
                 result = await self._run_in(worker, message)
-            except TimeoutError:  # what did not answer in a call's whole time is not waited for once more
+            except TimeoutError:  # a silent worker is not tried again
                 return Result("infrastructure", stderr=f"sandbox worker {worker.pid}: no answer", tier=self.tier)
             except (EOFError, OSError):
                 fault, tier = f"sandbox worker {worker.pid}: it died", self.tier
@@ -223,10 +222,10 @@ class SandboxPool(StartedSandbox):
             if result.status != "infrastructure":
                 return result
             fault, tier = result.stderr.rstrip(), tier or result.tier
-        return Result("infrastructure", stderr=f"{fault}; so it was the time before", tier=tier)
+        return Result("infrastructure", stderr=f"{fault}; likewise at the first try", tier=tier)
 
     async def _run_in(self, worker: WorkerHandle, message: RunCall) -> Result:
-        """Raises EOFError or OSError where the worker died, TimeoutError where it did not answer."""
+        """Run a call in a worker. Raises EOFError or OSError if it died, TimeoutError if it did not answer."""
         keep = False
         try:
             answer = await worker.ask(message, CallEnded, message.limits.wall_seconds + BACKSTOP_SECONDS)
@@ -241,9 +240,10 @@ def _busy() -> SandboxBusy:
 
 
 def default_workers(limits: Limits) -> int:
-    """Calls at a time where nobody said how many: four to a core, 16 at least and 64 at most, so that endless loops
-    leave room for short calls, but no more than fit into half of the memory if each takes all that it may. In any
-    case one to a core, since a core that waits is no use and hardly any call takes all that it may."""
+    """Return the default number of concurrent calls.
+
+    Four per core, from 16 to 64, so that endless loops leave room for short calls, but no more than fit into half of
+    the memory if each takes its limit. At least one per core, since hardly any call takes its limit."""
     cores = usable_cores()
     fit = total_memory() // 2 // (limits.memory_mb << 20)
     return max(cores, min(64, max(16, 4 * cores), fit))

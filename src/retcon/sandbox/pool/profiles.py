@@ -1,8 +1,8 @@
-"""Import profiles: what a zygote has imported before it forks, and which one serves a given program.
+"""Import profiles of zygotes, and the choice of one for a program.
 
-A program's imports are found by a pattern, not by parsing: the text is hostile, it may be megabytes, and Python's own
-parser can be driven to take the process down with it. A wrong guess costs time, never correctness: what is not
-preloaded is imported by the call itself.
+A program's imports are found by a pattern, not by parsing: the text is hostile, may be megabytes, and can crash
+Python's own parser with the process. A wrong guess costs time, never correctness: a call imports the other modules
+itself.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from dataclasses import dataclass
 from retcon.core.errors import nearest
 from retcon.sandbox.types import Limits
 
-# Possessive, as a run of spaces may be megabytes long: nothing that was read is read again.
+# Possessive, without backtracking, as a run of spaces may be megabytes long.
 _STATEMENT = re.compile(r"(?:^|[;:])[ \t]*+(import|from)[ \t]++([^#;\n]++)", re.MULTILINE)
 _BASE64 = re.compile(r"""b64decode\(["']([A-Za-z0-9+/=]++)["']""")
 SCANNED = 1 << 16
-"""Characters of a program that are scanned, which takes some milliseconds; imports stand at the beginning."""
+"""Characters of a program that are scanned, in some milliseconds; imports stand at the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """modules: imported by its zygote, in this order; submodules may be among them.
+    """Modules that a zygote imports, in this order; submodules may be among them.
 
-    exercise: a program that is run once in a fork that is thrown away, to find what the packages import only when they
-    are used; the zygote imports it too, and keeps nothing else of that run.
+    exercise: a program that runs once in a temporary fork, to find the packages' lazy imports, which the zygote then
+    imports too.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Profile:
 
     @property
     def packages(self) -> frozenset[str]:
-        """Top-level names that it serves."""
+        """Top-level names of its modules."""
         return frozenset(module.partition(".")[0] for module in self.modules)
 
 
@@ -70,10 +70,10 @@ BUILT_IN = (
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """What is known of a package.
+    """A package's settings.
 
-    modules: that programs use of it, besides itself. exercise: see `Profile`; ordinary work. memory_mb, cpu_seconds:
-    that a call needs for the exercise once it is preloaded, with room to spare (`benchmarks/sandbox.py --packages`).
+    modules: further modules of it that programs use. exercise: typical work; see `Profile`. memory_mb, cpu_seconds: a
+    call's needs for the exercise after preloading, with a margin (`benchmarks/sandbox.py --packages`).
     """
 
     exercise: str
@@ -129,7 +129,7 @@ loss.backward(), optimizer.step(), str(torch.rand(2)), torch.linalg.svd(torch.ra
         cpu_seconds=1.0,
     ),
 }
-"""Of the packages that programs use most beside those built in."""
+"""Packages that programs use most besides the built-in ones."""
 
 DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
@@ -139,14 +139,14 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
     "skimage": "scikit-image",
 }
-"""What pip calls a package that is imported by another name."""
+"""pip's names of packages that are imported by other names."""
 
 
-def with_packages(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:
-    """The built-in profiles, then one for each of `packages`: names to import, or a profile's name to its modules.
+def build_profiles(packages: Sequence[str] | Mapping[str, Sequence[str]]) -> tuple[Profile, ...]:
+    """Return the built-in profiles, then one for each of `packages`.
 
-    After several names comes one more, with all of them. A name that is built in already is replaced. Raises ValueError
-    where a name is no module's.
+    packages: names to import, or a mapping from a profile's name to its modules. After several names comes one more
+    profile with all of them. It replaces a built-in one of its name. Raises ValueError for an invalid module name.
     """
     if isinstance(packages, str):
         raise ValueError(f"packages={packages!r} is one text: give a sequence of names, ({packages!r},)")
@@ -169,7 +169,7 @@ def _profile(name: str, modules: Sequence[str]) -> Profile:
 
 
 def check_limits(profiles: Iterable[Profile], limits: Limits) -> None:
-    """Raises ValueError for limits under which calls could not use a package that is preloaded for them."""
+    """Check that calls can use preloaded packages under `limits`; else raise ValueError."""
     for profile in profiles:
         for name in profile.modules:
             for key in ("memory_mb", "cpu_seconds") if name in PACKAGES else ():
@@ -181,8 +181,8 @@ def check_limits(profiles: Iterable[Profile], limits: Limits) -> None:
                     )
 
 
-def find(name: str, profiles: Sequence[Profile]) -> Profile:
-    """The profile of that name. Raises ValueError that names the nearest."""
+def find_profile(name: str, profiles: Sequence[Profile]) -> Profile:
+    """Return the profile of that name. Raises ValueError, which names the nearest."""
     for profile in profiles:
         if profile.name == name:
             return profile
@@ -190,8 +190,8 @@ def find(name: str, profiles: Sequence[Profile]) -> Profile:
     raise ValueError(f"no profile {name!r}{nearest(name, names)}: there are {', '.join(names)}")
 
 
-def unwrapped(code: str) -> str:
-    """Append the programs that a program carries in base64, as rStar2-Agent's and CLEANER's clients send them."""
+def append_wrapped(code: str) -> str:
+    """Append programs that `code` holds in base64 (rStar2-Agent's and CLEANER's wrappers)."""
     inner = []
     for match in _BASE64.finditer(code):
         try:
@@ -201,29 +201,29 @@ def unwrapped(code: str) -> str:
     return "\n".join((code, *inner)) if inner else code
 
 
-def imports(code: str) -> frozenset[str]:
-    """Top-level names that `code` imports anywhere in it, as far as a pattern sees.
+def find_imports(code: str) -> frozenset[str]:
+    """Return the top-level names of import statements in `code`, by a pattern.
 
-    `__import__` and importlib are not seen; an import statement inside a string may be. In time that grows with the
-    length alone, whatever the text.
+    It does not find `__import__` and importlib, but may find an import statement inside a string. In linear time for
+    any text.
     """
     found = set()
     for keyword, clause in _STATEMENT.findall(code.replace("\\\n", " ")):
         if keyword == "from":
-            found.add(_named(clause, "import"))
+            found.add(_module_before(clause, "import"))
         else:
-            found.update([_named(name, "as") for name in clause.split(",")])
+            found.update([_module_before(name, "as") for name in clause.split(",")])
     return frozenset(top for name in found if (top := name.partition(".")[0]).isidentifier())
 
 
-def _named(clause: str, word: str) -> str:
-    """The module that is named before `word`, or alone; else nothing."""
+def _module_before(clause: str, word: str) -> str:
+    """Return the module before `word`, or alone; else ""."""
     words = clause.split(None, 2)
     return words[0] if len(words) == 1 or (words and words[1].startswith(word)) else ""
 
 
 class Chooser:
-    """Chooses among profiles, of which the first must need nothing."""
+    """Choice of a profile for a program; the first profile must be empty."""
 
     def __init__(self, profiles: Sequence[Profile]) -> None:
         self.profiles = {profile.name: profile for profile in profiles}
@@ -231,21 +231,22 @@ class Chooser:
         self._preloaded = frozenset[str]().union(*self._covers.values())
 
     def learn(self, profile: str, packages: Iterable[str]) -> None:
-        """Its zygote came up, and has imported `packages` (top-level names) on the way."""
+        """Record the imports (top-level names) of a profile's zygote."""
         self._covers[profile] |= self._preloaded & frozenset(packages)
 
     def drop(self, profile: str) -> None:
-        """Choose it no more."""
+        """Exclude a profile from now on."""
         del self._covers[profile]
 
     def __call__(self, code: str, warm: Container[str] = (), besides: Iterable[str] = ()) -> str:
-        """Name of the profile for `code`: of those that have most of its imports the first in `warm`, else the first.
+        """Return the name of the profile for `code`: of those with most of its imports the first in `warm`, else the
+        first.
 
-        Two that have as many but different ones: the later, as the pool's `packages` come last. besides: packages that
+        Of two with as many but different ones the later, as the pool's `packages` come last. besides: packages that
         count among its imports.
         """
         code = code[:SCANNED]
-        needed = imports(unwrapped(code)).union(besides) & self._preloaded
+        needed = find_imports(append_wrapped(code)).union(besides) & self._preloaded
         if not needed:
             return BARE.name
         had = {name: needed & covers for name, covers in self._covers.items()}

@@ -1,4 +1,4 @@
-"""The pool's side of sessions: each has a worker of its own (`keeper`), and a place that it gives back when it ends."""
+"""Pool's side of sessions: each has its own worker (`keeper`) and a place."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from retcon.sandbox.types import HostFunction, Limits, Program, ProgramOptions, 
 
 
 def call(program: Program, limits: Limits, tier: str, folders: Sequence[str]) -> RunCall:
-    """limits: that it runs under. tier, folders: the worker's. Raises ValueError for a path that is not the program's
-    own."""
+    """Make the message of a call. limits: of its run. tier, folders: the worker's. Raises ValueError for a path outside
+    of the program's folders."""
     files = _encoded(program, tier, folders)
     fetch = inside_scratch(program.fetch, tier, folders)
     return RunCall(program.code, program.stdin, bounds(limits), files, program.echo, fetch, program.seed)
 
 
 def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Sequence[str]) -> RunCall:
-    """Make the message of a session's cell, which gets files in the scratch folder alone.
+    """Make the message of a session's cell; files are in scratch.
 
-    tier, folders: the worker's, from which it hands files back. file_mb: the session's limit. Its interpreter, which
-    nothing frees from that, writes what a cell is given. Raises ValueError for more.
+    tier, folders: the worker's, from which it returns files. file_mb: the session's limit, which also holds for a
+    cell's input files, as its interpreter writes them. Raises ValueError above it.
     """
     sizes = {f"file {name!r}": len(content) for name, content in program.files.items()}
     sizes["stdin"] = len(program.stdin.encode("utf-8", "surrogateescape"))
@@ -63,7 +63,7 @@ def cell(program: Program, limits: Limits, file_mb: int, tier: str, folders: Seq
 
 
 def as_result(outcome: Outcome) -> Result:
-    """Decode a worker's result: files from base64, status and tier checked to be known words."""
+    """Decode a worker's result: files from base64, with status and tier checked."""
     return msgspec.convert(outcome._asdict(), Result)
 
 
@@ -78,7 +78,7 @@ def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, s
 
 
 class RunningSlot:
-    """A running cell's share of those that may run at a time; others have it while the cell waits for functions.
+    """A running cell's slot, which others get while it waits for functions.
 
     (A function may itself run cells, as a rollout below this one does.)
     """
@@ -117,9 +117,9 @@ class RunningSlot:
 
 
 async def answer_call(functions: Mapping[str, HostFunction], body: str) -> str:
-    """Call the function that a cell names and return the frame's JSON, with what it raised as an error.
+    """Call a cell's function; return the answer's JSON, a value or an error.
 
-    body: of the untrusted side: anything may be in it.
+    body: untrusted JSON of the call.
     """
     try:
         name, args, kwargs = msgspec.json.decode(body.encode(), type=tuple[str, list[Any], dict[str, Any]])
@@ -127,7 +127,7 @@ async def answer_call(functions: Mapping[str, HostFunction], body: str) -> str:
             raise ValueError(f"there is no function {name!r} here{nearest(name, functions)}")
         value = await functions[name](*args, **kwargs)
         answer = msgspec.json.encode({"value": value}).decode()
-    except Exception as error:  # noqa: BLE001 - it belongs to the program, whose call it is
+    except Exception as error:  # noqa: BLE001 - the program that called it gets it
         answer = msgspec.json.encode({"error": f"{type(error).__name__}: {error}"[:ERROR_CHARS]}).decode()
     if len(answer) > MAX_BYTES:
         return msgspec.json.encode({"error": f"the answer takes more than {MAX_BYTES} bytes as JSON"}).decode()
@@ -136,13 +136,13 @@ async def answer_call(functions: Mapping[str, HostFunction], body: str) -> str:
 
 ERROR_CHARS = 2000
 OPERATION_SECONDS = 60.0  # for a checkpoint or a rollback, likewise
-FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # the kernel lets nobody raise them again
+FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # they cannot be raised again
 
 
 class PoolSession:
-    """Implements `retcon.sandbox.types.Session`. Made by `Sessions.open`.
+    """Session of a pool, made by `Sessions.open`; implements `Session`.
 
-    Its worker comes with the first cell, whose imports say which one is best; checkpoints taken before are made then.
+    Its worker starts with the first cell, whose imports choose it; earlier checkpoints are made then.
     """
 
     def __init__(
@@ -168,14 +168,14 @@ class PoolSession:
 
     @property
     def ended(self) -> bool:
-        """Whether it can be used no more, not even rolled back."""
+        """Whether it has ended for good, without rollback."""
         return self._ended
 
     async def run(self, program: str | Program, /, **options: Unpack[ProgramOptions]) -> Result:
-        """See `Session.run`. Cancelling it ends the session.
+        """Run a cell; see `Session.run`. Cancelling it ends the session.
 
-        Raises ValueError, besides what `Sandbox.run` does, for limits of memory, files or processes that are above
-        the session's own, and for a file or stdin above its `file_mb`.
+        Raises as `Sandbox.run`, and ValueError for limits of memory, files or processes above the session's own, and
+        for a file or stdin above its `file_mb`.
         """
         asked_for = as_cell(program, options)
         limits = asked_for.limits_within(self._limits)
@@ -219,7 +219,7 @@ class PoolSession:
         self._check()
 
     async def checkpoint(self) -> str:
-        """See `Session.checkpoint`. Raises CheckpointRefused where the session keeps too many or too much already."""
+        """Make a checkpoint; see `Session.checkpoint`. Raises CheckpointRefused if there are too many or too large."""
         async with self._using():
             self._check()
             self._named += 1
@@ -252,7 +252,7 @@ class PoolSession:
                     await self._ask(self.worker, Discard(checkpoint), OPERATION_SECONDS)
 
     async def close(self) -> None:
-        """See `Session.close`. Its worker serves a later session, unless an operation is under way."""
+        """Close the session; its worker serves a later one, unless an operation is in progress."""
         free = None if self.busy or self._lost is not None else self.worker
         if free is not None:
             self.worker = None
@@ -261,7 +261,7 @@ class PoolSession:
             await self._sessions.give_back(free)
 
     def end(self, cause: str, *, by_own_code: bool = False) -> None:
-        """End its worker and all that runs in it. A second time is no error, and changes nothing."""
+        """End its worker and all that runs in it. Idempotent."""
         if self._ended:
             return
         self._ended = True
@@ -280,7 +280,7 @@ class PoolSession:
 
     @asynccontextmanager
     async def _using(self) -> AsyncIterator[None]:
-        """Wait for its turn among this session's operations."""
+        """Lock the session for one operation."""
         self._users += 1
         try:
             async with self._one:
@@ -303,10 +303,10 @@ class PoolSession:
         seconds: float,
         serve: Callable[[HostCall], Awaitable[HostReturn]] | None = None,
     ) -> SessionReply | None:
-        """The worker's answer; None where there is none, and the session has ended."""
+        """Return the worker's answer; None if it gave none, which ends the session."""
         try:
             answer = await worker.ask(message, SessionReply, seconds, serve)
-        except (EOFError, OSError, TimeoutError) as error:  # a TimeoutError is an OSError, and told apart
+        except (EOFError, OSError, TimeoutError) as error:
             self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
             return None
         except asyncio.CancelledError:
@@ -323,11 +323,11 @@ class PoolSession:
 
 
 class Sessions:
-    """The sessions of a pool.
+    """Open sessions of a pool.
 
-    running: cells that run at a time. start: gives a worker with an open session, by its first cell; give_back:
-    takes that of one that was closed. paths: gives the workers' tier, and the folders from which they hand files back
-    by an absolute path.
+    running: concurrent cells. start: starts a worker with an open session, by its first cell. give_back: takes the
+    worker of a closed one. paths: returns the workers' tier, and the folders from which they return files by absolute
+    path.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class Sessions:
         self._bounds = bounds
         self._memory = total_memory() // 2 if bounds.memory_mb is None else bounds.memory_mb << 20
         self._places = asyncio.Semaphore(bounds.open)
-        self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the one that rested last stands last
+        self._open: dict[PoolSession, asyncio.TimerHandle | None] = {}  # the last used one is last
 
     def __len__(self) -> int:
         return len(self._open)
@@ -354,7 +354,7 @@ class Sessions:
     async def open(
         self, limits: Limits, seed: int | None = None, functions: Mapping[str, HostFunction] | None = None
     ) -> PoolSession:
-        """Raises SandboxUnavailable."""
+        """Open a session. Raises SandboxUnavailable."""
         try:
             async with asyncio.timeout(self._bounds.wait_seconds):
                 await self._places.acquire()
@@ -369,13 +369,13 @@ class Sessions:
         return session
 
     def begins(self, session: PoolSession) -> None:
-        """It is used from now on."""
+        """Stop a session's idle timer, at the start of an operation."""
         timer = self._open.get(session)
         if timer is not None:
             timer.cancel()
 
     def rests(self, session: PoolSession) -> None:
-        """It is not used any more, for now."""
+        """Start a session's idle timer, at the end of an operation."""
         self.begins(session)
         self._open.pop(session)
         seconds = self._bounds.idle_seconds
@@ -387,7 +387,7 @@ class Sessions:
         self._make_room(session)
 
     def gone(self, session: PoolSession) -> None:
-        """It has ended."""
+        """Free an ended session's place."""
         self.begins(session)
         if self._open.pop(session, self) is not self:
             self._places.release()
@@ -397,7 +397,7 @@ class Sessions:
             session.end("the sandbox was closed")
 
     def _make_room(self, latest: PoolSession) -> None:
-        """Evict until all fit into their memory, but not the one that was used just now."""
+        """Evict sessions until all fit into memory, except the last used one."""
         total = sum(session.memory for session in self._open)
         for session in list(self._open):
             if total <= self._memory:

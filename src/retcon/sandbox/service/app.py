@@ -1,4 +1,4 @@
-"""The ASGI application: what stands at which path, and its description at `/openapi.json` and `/docs`."""
+"""ASGI application of the sandbox: routes, `/openapi.json` and `/docs`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from retcon import __version__
 from retcon.http.endpoints import (
-    Draining,
-    Front,
+    AccessMiddleware,
+    DrainState,
     Handler,
     cancel_on_disconnect,
     exception_handlers,
@@ -37,18 +37,18 @@ from retcon.sandbox.service.calls import (
     own_error_body,
 )
 from retcon.sandbox.service.foreign import (
-    BatchJudged,
-    BatchRan,
+    BatchJudgeResult,
+    BatchRunResult,
     BatchSubmission,
     CodeJudgeApi,
-    CodeRan,
     FusionApi,
-    Judged,
-    JupyterRan,
+    JudgeResult,
     Languages,
-    Ran,
     RunCode,
+    RunCodeResponse,
     RunJupyter,
+    RunJupyterResponse,
+    RunResult,
     Status,
     Submission,
     busy_as_504,
@@ -65,7 +65,7 @@ class Endpoint(NamedTuple):
 
     Args:
         api: format of its bodies and errors.
-        says: what it does, in one sentence.
+        says: its purpose, in one sentence.
         asks, answers: types of the bodies, None without one; `str` for text.
         status: of a success.
     """
@@ -81,7 +81,7 @@ class Endpoint(NamedTuple):
 
 
 class Fault(Struct):
-    """type: a word to rely on. field: path to what is wrong in the body, null where it is nothing there."""
+    """An error. type: a stable identifier. field: path to the invalid field of the body, null if none is."""
 
     type: str
     field: str | None
@@ -99,13 +99,13 @@ class Detail(Struct):
 
 
 class Details(Struct):
-    """A refusal in the shape of services that are built on FastAPI."""
+    """An error in FastAPI's format."""
 
     detail: list[Detail]
 
 
 def document(endpoints: Iterable[Endpoint], version: str) -> dict[str, Any]:
-    """An OpenAPI 3.1 document."""
+    """Describe the endpoints as an OpenAPI 3.1 document."""
     endpoints = list(endpoints)
     kinds = [kind for one in endpoints for kind in (one.asks, one.answers) if kind not in (None, str)]
     kinds += [Refusal, Details]
@@ -171,7 +171,7 @@ def page(document: dict[str, Any]) -> str:
 
 
 OPEN_PATHS = ("/health", "/docs", "/openapi.json")
-"""Answered without a token: they say what every server of this version does."""
+"""Served without a token: they describe every server of this version."""
 _SHAPES = {
     "retcon": own_error_body,
     "code-judge": fastapi_error_body,
@@ -186,9 +186,11 @@ class Health(Struct):
     version: str
 
 
-def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: Collection[str] = WRITABLE) -> Front:
-    """The service over a sandbox, which the caller opens and closes. tier: what holds around its calls. folders: where
-    they take files by an absolute path, in the tier `namespaces`."""
+def create_app(
+    sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: Collection[str] = WRITABLE
+) -> AccessMiddleware:
+    """Create the service of a sandbox, which the caller opens and closes. tier: protection around its calls. folders:
+    where they take files by absolute path, in the tier `namespaces`."""
     calls = Calls(sandbox, tier, settings, folders)
     languages = Languages(calls)
     own, sessions = OwnApi(calls), SessionsApi(calls)
@@ -213,7 +215,7 @@ def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: 
     ours, theirs, fusions = (partial(Endpoint, api) for api in ("retcon", "code-judge", "SandboxFusion"))
 
     def run(work: Callable[[Any], Coroutine[Any, Any, Struct | Result]], kind: type[Struct]) -> Handler:
-        """Parse the body as `kind` and answer what `work` makes of it, unless the client leaves before."""
+        """Make a handler: parse the body as `kind`, return the result of `work`."""
 
         async def handle(request: Request) -> Response:
             body = parse_body(await read_body(request, settings.max_body), kind)
@@ -227,15 +229,15 @@ def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: 
         asks, answers = kinds
         return theirs("POST", path, run(work, asks), says, asks, answers)
 
-    run_code = busy_as_504(calls, run(fusion.run_code, RunCode), CodeRan)
-    run_jupyter = busy_as_504(calls, run(fusion.run_jupyter, RunJupyter), JupyterRan)
+    run_code = busy_as_504(calls, run(fusion.run_code, RunCode), RunCodeResponse)
+    run_jupyter = busy_as_504(calls, run(fusion.run_jupyter, RunJupyter), RunJupyterResponse)
     run_long, judge_long = partial(judge.run_batch, patient=True), partial(judge.judge_batch, patient=True)
-    endpoints = [  # looked through in this order at every request
+    endpoints = [  # searched in this order at every request
         ours("POST", "/v1/run", run(own.run, Call), "Run a program.", Call, Result),
-        judging("/run", judge.run, "Run a program.", Submission, Ran),
-        fusions("POST", "/run_code", run_code, "Run a program.", RunCode, CodeRan),
+        judging("/run", judge.run, "Run a program.", Submission, RunResult),
+        fusions("POST", "/run_code", run_code, "Run a program.", RunCode, RunCodeResponse),
         ours("POST", f"{session}/run", sessions.run, "Run a cell.", Cell, Result),
-        fusions("POST", "/run_jupyter", run_jupyter, "Run a notebook's cells.", RunJupyter, JupyterRan),
+        fusions("POST", "/run_jupyter", run_jupyter, "Run a notebook's cells.", RunJupyter, RunJupyterResponse),
         ours("POST", "/v1/batch", own.batch, "Run programs; with `stream` a line for each as it ends.", Batch, Results),
         ours("POST", "/v1/sessions", sessions.open, "Open a session.", Open, Opened, 201),
         ours("POST", f"{session}/checkpoints", sessions.checkpoint, "Freeze its state.", None, Checkpoint, 201),
@@ -245,11 +247,11 @@ def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: 
         ours("DELETE", session, sessions.close, "Close a session.", status=204),
         ours("GET", "/health", health, "Whether the server is there; no token is needed.", None, Health),
         ours("GET", "/metrics", metrics, "Counts, in Prometheus' text format.", None, str),
-        judging("/run/batch", judge.run_batch, "Run programs.", BatchSubmission, BatchRan),
-        judging("/run/long-batch", run_long, "Run many programs.", BatchSubmission, BatchRan),
-        judging("/judge", judge.judge, "Run a program and compare its output.", Submission, Judged),
-        judging("/judge/batch", judge.judge_batch, "Judge programs.", BatchSubmission, BatchJudged),
-        judging("/judge/long-batch", judge_long, "Judge many.", BatchSubmission, BatchJudged),
+        judging("/run/batch", judge.run_batch, "Run programs.", BatchSubmission, BatchRunResult),
+        judging("/run/long-batch", run_long, "Run many programs.", BatchSubmission, BatchRunResult),
+        judging("/judge", judge.judge, "Run a program and compare its output.", Submission, JudgeResult),
+        judging("/judge/batch", judge.judge_batch, "Judge programs.", BatchSubmission, BatchJudgeResult),
+        judging("/judge/long-batch", judge_long, "Judge many.", BatchSubmission, BatchJudgeResult),
         theirs("GET", "/status", judge.status, "How many calls wait, and how many can run at a time.", None, Status),
         theirs("GET", "/ping", ping, 'Answers "pong".'),
         fusions("GET", "/v1/ping", ping, 'Answers "pong".'),
@@ -262,8 +264,8 @@ def create_app(sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: 
     routes += [Route(path, partial(_same, response), methods=["GET"]) for path, response in pages.items()]
     paths = [route.path for route in routes]
     app = Starlette(routes=routes, exception_handlers=exception_handlers(paths, own_error_body))
-    draining = Draining(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + sandbox.open_sessions)
-    return Front(app, settings.token, OPEN_PATHS, own_error_body, calls.metrics.requests, draining)
+    draining = DrainState(settings.drain, lambda: calls.gate.inside + calls.gate.waiting + sandbox.open_sessions)
+    return AccessMiddleware(app, settings.token, OPEN_PATHS, own_error_body, calls.metrics.requests, draining)
 
 
 async def _same(response: Response, _: Request) -> Response:

@@ -1,4 +1,4 @@
-"""How a call gets from any of the APIs to the sandbox."""
+"""Calls of all APIs: settings, metrics, limits and checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Raises ValueError where a bound is not above 0 (drain: below 0), and for limits above max_timeout or max_memory.
+    """Settings of the service.
 
-    limits: of calls that ask for none of their own. max_timeout, max_memory: seconds and MiB that a call may ask for at
-    most. workers: calls that the sandbox runs at a time, for the metrics. queue: calls that may wait beside them; more
-    are refused. max_calls: calls of one batch. max_body: bytes of a request. max_code: characters of a program.
-    judge_chars: characters that code-judge's API gives of stdout and of stderr, each (that service's default).
-    fusion_bytes: bytes that SandboxFusion's gives of each (what that service keeps). fusion_wait: seconds that a call
-    of SandboxFusion's API waits for a worker at most, beside what its client allows for compiling (verl's gives up
-    after 10). token: bearer token that requests must carry, None to ask for none. session_idle: seconds after which an
-    unused session is closed when another opens. drain: seconds that what is open gets when the server is told to end.
+    limits: of calls without their own. max_timeout, max_memory: most seconds and MiB of a call. workers: concurrent
+    calls of the sandbox, for the metrics. queue: calls that may wait besides them; more are refused. max_calls: calls
+    of one batch. max_body: bytes of a request. max_code: characters of a program. judge_chars: characters of stdout and
+    of stderr in code-judge's API (that service's default). fusion_bytes: bytes of each in SandboxFusion's (likewise).
+    fusion_wait: most seconds that a call of SandboxFusion's API waits for a worker, besides its client's time for
+    compiling (verl's gives up after 10). token: bearer token that requests must carry, if not None. session_idle:
+    seconds after which an unused session is closed when another opens. drain: seconds for open calls and sessions at
+    shutdown. Raises ValueError if a bound is not above 0 (drain: below 0), or limits exceed max_timeout or max_memory.
     """
 
     limits: Limits = field(default_factory=lambda: Limits(cpu_seconds=10.0, wall_seconds=10.0))
@@ -73,7 +73,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """What has happened since the service started."""
+    """Counters since the service started, in Prometheus' format."""
 
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()
@@ -82,14 +82,14 @@ class Metrics:
         self._sum = 0.0
 
     def answered(self, api: str, status: str, seconds: float) -> None:
-        """A call of `api` ended with `status`, `seconds` (wall) after it was taken in."""
+        """Count an ended call of `api`. seconds: wall time since its arrival."""
         self.calls[api, status] += 1
         self._sum += seconds
         place = next((i for i, bound in enumerate(BUCKETS) if seconds <= bound), len(BUCKETS))
         self._buckets[place] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """All of it, and the gauges: name to (what it says, value)."""
+        """Render all metrics. gauges: name to (help text, value)."""
         lines = _head("calls_total", "counter", "Calls answered, by API and by how they ended.")
         lines += [_line("calls_total", n, api=api, status=status) for (api, status), n in sorted(self.calls.items())]
         lines += _head("http_requests_total", "counter", "Requests answered, by HTTP status.")
@@ -119,14 +119,14 @@ def _escaped(text: str) -> str:
 
 
 class ServedSession(Session, Protocol):
-    """A session that knows whether it has ended, by whatever cause."""
+    """A session that knows whether it has ended."""
 
     @property
     def ended(self) -> bool: ...
 
 
 class ServedSandbox(Sandbox, Protocol):
-    """A sandbox that can be served: it knows how many of its sessions have not ended."""
+    """A sandbox that counts its open sessions."""
 
     @property
     def open_sessions(self) -> int: ...
@@ -141,7 +141,7 @@ class ServedSandbox(Sandbox, Protocol):
 
 
 class Calls:
-    """The sandbox, and the count of what runs in it. tier, folders: of its calls, as `create_app` has them."""
+    """Runner of calls in the sandbox, with their number and metrics. tier, folders: see `create_app`."""
 
     def __init__(self, sandbox: ServedSandbox, tier: Tier, settings: Settings, folders: Collection[str]) -> None:
         self.sandbox = sandbox
@@ -157,10 +157,9 @@ class Calls:
         return max(self.gate.inside - self.settings.workers, 0) + self.gate.waiting
 
     async def run(self, api: str, call: Callable[[], Awaitable[Result]], *, patient: bool = False) -> Result:
-        """Take a call in and count what became of it. patient: wait where there is no room.
+        """Run a call and count its result. patient: wait for room.
 
-        Raises RequestRefused: 503 where there is no room or the sandbox is closed, 422 where the sandbox finds the
-        call itself wrong.
+        Raises RequestRefused: 503 without room or if the sandbox is closed, 422 if the sandbox refuses the call itself.
         """
         await self.gate.enter(patient=patient)
         started = time.perf_counter()
@@ -178,7 +177,7 @@ class Calls:
         return result
 
     def check_bounds(self, seconds: dict[str, float | None], mib: dict[str, int | None]) -> None:
-        """Raises RequestRefused for a field above what the service allows."""
+        """Check fields against the service's maxima. Raises RequestRefused."""
         bounds = ((seconds, self.settings.max_timeout, "s"), (mib, self.settings.max_memory, "MiB"))
         for asked, most, unit in bounds:
             for name, value in asked.items():
@@ -186,20 +185,20 @@ class Calls:
                     raise RequestRefused.invalid(name, f"{value:g} {unit}: this server allows {most:g} {unit} at most")
 
     def check_count(self, calls: Sequence[object], field: str) -> None:
-        """Raises RequestRefused where a batch has more calls than the service takes in one."""
+        """Check the number of calls of a batch. Raises RequestRefused."""
         most = self.settings.max_calls
         if len(calls) > most:
-            said = f"{len(calls)} calls in one batch: this server takes {most} at most, send the others in another"
-            raise RequestRefused.invalid(field, said)
+            message = f"{len(calls)} calls in one batch: this server takes {most} at most, send the others in another"
+            raise RequestRefused.invalid(field, message)
 
     def too_long(self, code: str) -> str | None:
-        """What is wrong with a program of that length, None where nothing is."""
+        """Describe the error of a program that is too long, else None."""
         most = self.settings.max_code
         return f"a program of {len(code)} characters: this server takes {most} at most" if len(code) > most else None
 
 
 def own_stderr(result: Result) -> str:
-    """stderr without the line that the sandbox adds for an exit code: the other services add none."""
+    """Remove the exit code's line from stderr, which other services lack."""
     line = f"SystemExit: {result.exit_code}\n"
     return result.stderr.removesuffix(line) if result.error_type == "SystemExit" else result.stderr
 
@@ -209,13 +208,13 @@ def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Request
 
 
 def room_for(limits: Limits, text: str) -> Limits:
-    """Limits under which output that may equal `text`, but for white space around it, is not cut."""
+    """Raise the output limit so that output like `text` is not cut."""
     return replace(limits, output_bytes=max(limits.output_bytes, 2 * len(text.encode("utf-8", "replace")) + 1024))
 
 
 def decode_files(files: Mapping[str, str | None], field: str, tier: str, folders: Collection[str]) -> dict[str, bytes]:
-    """Base64 to bytes; a content of None is left out. tier, folders: the server's. Raises RequestRefused that names the
-    file."""
+    """Decode files from base64, without contents of None. tier, folders: the server's. Raises RequestRefused, which
+    names the file."""
     decoded = {}
     try:
         to_write(files, tier, folders)
@@ -234,7 +233,7 @@ def decode_files(files: Mapping[str, str | None], field: str, tier: str, folders
 
 
 def check_paths(paths: Iterable[str], field: str, tier: str, folders: Collection[str]) -> list[str]:
-    """These paths. tier, folders: the server's. Raises RequestRefused for one in a folder that is not the program's."""
+    """Check paths. tier, folders: the server's. Raises RequestRefused for one outside of the program's folders."""
     try:
         return inside_scratch(paths, tier, folders)
     except ValueError as error:
@@ -242,7 +241,7 @@ def check_paths(paths: Iterable[str], field: str, tier: str, folders: Collection
 
 
 def check_text(text: str, field: str, errors: str = "strict") -> str:
-    """Raises RequestRefused for text that cannot be written as UTF-8. errors: as of `str.encode`."""
+    """Check that a text is valid UTF-8; else raise RequestRefused. errors: of `str.encode`."""
     try:
         text.encode("utf-8", errors)
     except UnicodeEncodeError as error:
@@ -255,15 +254,15 @@ _STEP = re.compile(r"\[([0-9]+)]|[^].[]+")
 
 
 def own_error_body(refused: RequestRefused) -> dict[str, Any]:
-    """The body in this service's own API."""
+    """Render an error in this service's own API."""
     return {"error": {"type": refused.kind, "field": refused.field, "message": refused.message}, **refused.extra}
 
 
 def fastapi_error_body(refused: RequestRefused) -> dict[str, Any]:
-    """The body as code-judge and SandboxFusion give it: both are built on FastAPI."""
+    """Render an error like FastAPI, which code-judge and SandboxFusion use."""
     field = refused.field or ""
     where: list[str | int] = ["body"]
-    if field.startswith(_FILES):  # what follows is a file's name, which may hold anything
+    if field.startswith(_FILES):  # the rest is a file's name with any characters
         where += ["files", field.removeprefix(_FILES)]
     else:
         where += [step[0] if step[1] is None else int(step[1]) for step in _STEP.finditer(field)]

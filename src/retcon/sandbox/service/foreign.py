@@ -1,16 +1,16 @@
-"""The formats of other code execution services, over one call: code-judge's and SandboxFusion's.
+"""APIs of other code execution services: code-judge and SandboxFusion.
 
-Kept of code-judge's meaning, as rStar2-Agent's and CLEANER's clients read it: `run_success` says that the program ended
-with exit code 0, `success` that it also printed `expected_output` where one is given, white space at both ends apart;
-`cost` is in seconds. What differs: no call waits so long that it is dropped, and a program's own text cannot change
-`cost`. Types: `python`, and `cpp` where g++ is there; in a batch an entry of another type is answered by itself.
+code-judge's fields, as rStar2-Agent's and CLEANER's clients read them: `run_success` means exit code 0, `success` also
+that the output equals `expected_output`, if given, apart from white space at both ends; `cost` is in seconds. Unlike
+there, no call is dropped after a long wait, and a program's own text cannot change `cost`. Types: `python`, and `cpp`
+if g++ is installed; in a batch only the entry of another type fails.
 
-Kept of SandboxFusion's, as verl's client reads it: `Success` for exit code 0, `Failed` for any other and for a time
-limit, `SandboxError` for the sandbox's own faults; a run that hit its time limit has no return code; files travel in
-base64; of output the first MiB is kept, of stdout and of stderr each. Of `/run_jupyter`: cells run in one session; one
-that raises does not stop those behind it; the value of a cell's last expression and the figures that it drew are its
-`display`; an exception is its `error` and no part of its `stderr`. Cells for which no time is left are not run. The
-status is `Failed` where the time for all cells was too short, and where a cell has ended the interpreter.
+SandboxFusion's, as verl's client reads them: `Success` for exit code 0, `Failed` for any other and for a time limit,
+`SandboxError` for the sandbox's own faults; a run that hit its time limit has no return code; files are in base64; the
+first MiB of stdout and of stderr is kept. `/run_jupyter`: cells run in one session; one that raises does not stop the
+next; the value of a cell's last expression and its figures are its `display`; an exception is its `error`, not part of
+its `stderr`. Cells without time left are not run. The status is `Failed` if the time for all cells was too short, or a
+cell has ended the interpreter.
 
 Unknown fields are ignored by both.
 """
@@ -43,11 +43,11 @@ from retcon.sandbox.types import Limits, Program, Result, Session
 
 PYTHON = "python"
 PROCESSES = ("bash", "cpp")
-"""Languages whose programs, or compiler, start processes; the weaker tiers let calls start threads alone."""
+"""Languages whose programs, or compiler, start processes; the weaker tiers allow only threads."""
 COMPILE_MIB = 1024
-"""For the compiler, whatever its program may use: the standard headers alone take some 300."""
+"""For the compiler, whatever its program may use: the standard headers alone take about 300."""
 COMPILE_SECONDS = 10.0
-"""For the compiler, where the client names no time of its own."""
+"""For the compiler, without a timeout of the client."""
 
 _PROBE = """
 import importlib.util, json, os, shutil
@@ -68,7 +68,7 @@ os.execvp("g++", {arguments!r})
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """last: result of the program or, where it was not `started`, of its compiler. compiled: the compiler's, if any."""
+    """Results of a program. last: of the program or, if not `started`, of its compiler. compiled: the compiler's."""
 
     last: Result
     compiled: Result | None = None
@@ -76,9 +76,9 @@ class Steps:
 
 
 class Languages:
-    """What can be run here besides Python, which is found out at the first use of one.
+    """Languages that the sandbox supports, which it is asked at first use.
 
-    In the sandbox itself: it may see less than this process, and another interpreter's packages.
+    It may see less than this process, and another interpreter's packages.
     """
 
     def __init__(self, calls: Calls) -> None:
@@ -87,17 +87,17 @@ class Languages:
         self._asking = asyncio.Lock()
 
     async def problem(self, language: str) -> str | None:
-        """Why it is not served here, None where it is. Raises RequestRefused (503) where it cannot be found out now."""
+        """Return why a language is not supported, None if it is. Raises RequestRefused (503) if that is unknown now."""
         if language == PYTHON:
             return None
-        said = f"language '{language}' is not served here"
+        message = f"language '{language}' is not served here"
         if language not in _NEEDS:
             served = [PYTHON, *sorted(await self._found())]
-            return f"{said}{nearest(language, served)}: only {', '.join(served)}"
+            return f"{message}{nearest(language, served)}: only {', '.join(served)}"
         if language in PROCESSES and self._calls.tier != "namespaces":
             here = f"and this is '{self._calls.tier}'"
-            return f"{said}: it starts processes, which only the tier 'namespaces' allows, {here}"
-        return None if language in await self._found() else f"{said}: it needs {_NEEDS[language]}"
+            return f"{message}: it starts processes, which only the tier 'namespaces' allows, {here}"
+        return None if language in await self._found() else f"{message}: it needs {_NEEDS[language]}"
 
     async def run(
         self,
@@ -109,10 +109,10 @@ class Languages:
         compile_limits: Limits,
         patient: bool = False,
     ) -> Steps:
-        """Run a program whose code is of that language. arguments: pytest's. compile_limits: of a compiler.
+        """Run a program of a language. arguments: pytest's. compile_limits: of a compiler.
 
-        Its `wait` is for a compiler's and its own waiting together; a value it has none. patient: see `Calls.run`.
-        Raises RequestRefused as `Calls.run` does.
+        Its `wait` is shared with a compiler's; it has no value. patient: see `Calls.run`. Raises RequestRefused as
+        `Calls.run`.
         """
 
         async def call(asked: Program) -> Result:
@@ -145,13 +145,13 @@ class Languages:
         return Steps(await call(_beside(program, _EXECUTE, [f"./{binary}"], {binary: made})), compiled)
 
     async def _found(self) -> frozenset[str]:
-        async with self._asking:  # once, for however many that come together
+        async with self._asking:  # once for concurrent requests
             if self._there is None:
                 try:
                     result = await self._calls.sandbox.run(_PROBE, echo=False, wait=self._calls.settings.fusion_wait)
                 except SandboxUnavailable as error:
                     raise unavailable(error, "busy") from error
-                if result.status != "ok":  # a fault of the moment: it is asked again
+                if result.status != "ok":  # a temporary fault: the next request asks again
                     raise unavailable(SandboxUnavailable(f"the installed packages cannot be listed: {result.stderr}"))
                 there = frozenset(json.loads(result.stdout))
                 self._there = there if self._calls.tier == "namespaces" else there - set(PROCESSES)
@@ -159,25 +159,25 @@ class Languages:
 
 
 def _beside(program: Program, driver: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> Program:
-    """The program as `driver`, which is given `arguments`, runs it from these files."""
+    """Return the program as run by `driver`, with `arguments` and these files."""
     return replace(program, code=driver.format(arguments=list(arguments)), files={**program.files, **files})
 
 
 def _too_large(compiled: Result) -> Result:
-    """What was compiled well, and cannot be brought from the compiler's call to that of the program."""
-    said = f"{compiled.stderr}OSError: the program is larger than {TOTAL_BYTES >> 20} MiB\n"
-    return replace(compiled, status="limit", error_type="OSError", stderr=said, exit_code=1)
+    """Return the compiler's result for a binary that is too large to move to the program's call."""
+    stderr = f"{compiled.stderr}OSError: the program is larger than {TOTAL_BYTES >> 20} MiB\n"
+    return replace(compiled, status="limit", error_type="OSError", stderr=stderr, exit_code=1)
 
 
 def _free(name: str, taken: Container[str]) -> str:
-    """That name, or one like it that no file of the client's has."""
+    """Return the name, with `_` in front until no file of the client has it."""
     while name in taken:
         name = f"_{name}"
     return name
 
 
 def _encoded(code: str) -> bytes:
-    """Lone surrogates, which JSON can carry, become what the compiler or the shell complains of."""
+    """Encode code; lone surrogates, which JSON can hold, become bytes that the compiler or shell refuses."""
     return code.encode("utf-8", "surrogatepass")
 
 
@@ -202,8 +202,8 @@ class BatchSubmission(Struct, kw_only=True):
     type: Literal["batch"] = "batch"
 
 
-class Judged(Struct):
-    """What `/judge` answers for a submission."""
+class JudgeResult(Struct):
+    """Answer of `/judge` to a submission."""
 
     sub_id: str
     success: bool
@@ -212,29 +212,29 @@ class Judged(Struct):
     reason: Reason
 
 
-class Ran(Judged):
-    """What `/run` answers for a submission."""
+class RunResult(JudgeResult):
+    """Answer of `/run` to a submission."""
 
     stdout: str | None
     stderr: str | None
 
 
-class BatchRan(Struct):
-    """What the batches below `/run` answer."""
+class BatchRunResult(Struct):
+    """Answer of the batches below `/run`."""
 
     sub_id: str
-    results: list[Ran]
+    results: list[RunResult]
 
 
-class BatchJudged(Struct):
-    """What the batches below `/judge` answer."""
+class BatchJudgeResult(Struct):
+    """Answer of the batches below `/judge`."""
 
     sub_id: str
-    results: list[Judged]
+    results: list[JudgeResult]
 
 
 class Status(Struct):
-    """queue: calls that wait. num_workers: calls that can run at a time."""
+    """Answer of `/status`. queue: waiting calls. num_workers: concurrent calls."""
 
     queue: int
     num_workers: int
@@ -247,36 +247,36 @@ class CodeJudgeApi:
         self._calls = calls
         self._languages = languages
 
-    async def run(self, submission: Submission) -> Ran:
+    async def run(self, submission: Submission) -> RunResult:
         if (problem := await self._type_problem(submission)) is not None:
             raise RequestRefused.invalid("type", problem)
         return await self._run(submission, patient=False)
 
-    async def judge(self, submission: Submission) -> Judged:
+    async def judge(self, submission: Submission) -> JudgeResult:
         return _judged(await self.run(submission))
 
-    async def run_batch(self, batch: BatchSubmission, *, patient: bool = False) -> BatchRan:
-        """patient: wait for room, as the long batches do."""
+    async def run_batch(self, batch: BatchSubmission, *, patient: bool = False) -> BatchRunResult:
+        """Run a batch. patient: wait for room, as the long batches do."""
         self._calls.check_count(batch.submissions, "submissions")
         work = [self._run_of_batch(submission, patient=patient) for submission in batch.submissions]
-        return BatchRan(batch.sub_id or str(uuid.uuid4()), await gather_or_cancel(work))
+        return BatchRunResult(batch.sub_id or str(uuid.uuid4()), await gather_or_cancel(work))
 
-    async def judge_batch(self, batch: BatchSubmission, *, patient: bool = False) -> BatchJudged:
+    async def judge_batch(self, batch: BatchSubmission, *, patient: bool = False) -> BatchJudgeResult:
         ran = await self.run_batch(batch, patient=patient)
-        return BatchJudged(ran.sub_id, [_judged(one) for one in ran.results])
+        return BatchJudgeResult(ran.sub_id, [_judged(one) for one in ran.results])
 
     async def status(self, _: Request) -> Response:
         return json_response(Status(self._calls.queued, self._calls.settings.workers))
 
-    async def _run_of_batch(self, submission: Submission, *, patient: bool) -> Ran:
-        """As `_run`; a refusal is that submission's result alone."""
+    async def _run_of_batch(self, submission: Submission, *, patient: bool) -> RunResult:
+        """Run a submission of a batch; a refusal is its own result."""
         try:
             return await self._run(submission, patient=patient)
         except RequestRefused as refused:
             unserved = refused.status == HTTPStatus.SERVICE_UNAVAILABLE
             return _not_run(submission, "internal_error" if unserved else "invalid_input", refused.message)
 
-    async def _run(self, submission: Submission, *, patient: bool) -> Ran:
+    async def _run(self, submission: Submission, *, patient: bool) -> RunResult:
         calls, expected = self._calls, submission.expected_output
         limits = calls.settings.limits if expected is None else room_for(calls.settings.limits, expected)
         try:
@@ -301,7 +301,7 @@ class CodeJudgeApi:
         result = ran.last
         run_success = ran.started and result.status == "ok"
         most = calls.settings.judge_chars
-        return Ran(
+        return RunResult(
             submission.sub_id or str(uuid.uuid4()),
             run_success and (expected is None or result.stdout.strip() == expected.strip()),
             run_success,
@@ -312,7 +312,7 @@ class CodeJudgeApi:
         )
 
     async def _type_problem(self, submission: Submission) -> str | None:
-        """Why programs of that type are not run here, None where they are."""
+        """Return why programs of that type are not supported, None if they are."""
         if submission.type == PYTHON:
             return None
         if submission.type != "cpp":
@@ -323,25 +323,25 @@ class CodeJudgeApi:
 _REASONS: dict[str, Reason] = {"timeout": "worker_timeout", "infrastructure": "internal_error"}
 
 
-def _not_run(submission: Submission, reason: Reason, message: str | None = None) -> Ran:
-    return Ran(submission.sub_id or str(uuid.uuid4()), False, False, 0.0, reason, None, message)
+def _not_run(submission: Submission, reason: Reason, message: str | None = None) -> RunResult:
+    return RunResult(submission.sub_id or str(uuid.uuid4()), False, False, 0.0, reason, None, message)
 
 
-def _judged(ran: Ran) -> Judged:
-    return Judged(ran.sub_id, ran.success, ran.run_success, ran.cost, ran.reason)
+def _judged(ran: RunResult) -> JudgeResult:
+    return JudgeResult(ran.sub_id, ran.success, ran.run_success, ran.cost, ran.reason)
 
 
 POD = "MY_POD_NAME"
-"""The environment variable whose value is answered as `executor_pod_name`."""
+"""Environment variable with the value of `executor_pod_name`."""
 Whole = Literal["Success", "Failed", "SandboxError"]
 Seconds = Annotated[float, Meta(gt=0)]
 SECONDS = 10.0
-"""SandboxFusion's own, for compiling and for running, where a request names none."""
+"""SandboxFusion's default timeout for compiling and for running."""
 
 
 class RunCode(Struct, kw_only=True):
-    """A program to run. compile_timeout, run_timeout: SandboxFusion's 10 s, or the most that is allowed here, where
-    absent. memory_limit_MB: MiB; 0 and below take the server's own. args: pytest's.
+    """A program to run. compile_timeout, run_timeout: by default SandboxFusion's 10 s, at most the server's maximum.
+    memory_limit_MB: MiB; the server's if 0 or below. args: pytest's.
 
     files: path to content in base64. Paths are relative to the program's folder or, in the tier `namespaces`, below
     /tmp, /dev/shm, /mnt, /data or /workspace, of which the last three are one folder.
@@ -359,7 +359,7 @@ class RunCode(Struct, kw_only=True):
 
 
 class Command(Struct, kw_only=True):
-    """How the compiler or the program ended. execution_time: seconds."""
+    """Result of the compiler or the program. execution_time: seconds."""
 
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
@@ -368,8 +368,8 @@ class Command(Struct, kw_only=True):
     stderr: str | None = None
 
 
-class CodeRan(Struct, kw_only=True):
-    """What `/run_code` answers. files: path to content in base64."""
+class RunCodeResponse(Struct, kw_only=True):
+    """Answer of `/run_code`. files: path to content in base64."""
 
     status: Whole
     message: str = ""
@@ -386,14 +386,14 @@ class FusionApi:
         self._calls = calls
         self._languages = languages
 
-    async def run_code(self, asked: RunCode) -> CodeRan:
+    async def run_code(self, asked: RunCode) -> RunCodeResponse:
         calls, settings = self._calls, self._calls.settings
         if (problem := calls.too_long(asked.code)) is not None:
             raise RequestRefused.invalid("code", problem)
-        limits = bounded(calls, "run_timeout", asked.run_timeout, SECONDS, asked.memory_limit_MB)
+        limits = request_limits(calls, "run_timeout", asked.run_timeout, SECONDS, asked.memory_limit_MB)
         calls.check_bounds({"compile_timeout": asked.compile_timeout}, {})
         compile_seconds = asked.compile_timeout or min(SECONDS, settings.max_timeout)
-        # Who names a time for compiling waits for that long too: it may go into waiting where nothing is compiled.
+        # A client with a compile timeout waits for that long too: without compiling it extends the wait.
         spare = compile_seconds if asked.language != "cpp" else 0.0
         program = Program(
             asked.code,
@@ -410,7 +410,7 @@ class FusionApi:
         steps = await self._languages.run(FUSION, asked.language, program, arguments=arguments, compile_limits=limits)
         last, most = steps.last, settings.fusion_bytes
         whole: Whole = "Success" if steps.started and last.status == "ok" else "Failed"
-        return CodeRan(
+        return RunCodeResponse(
             status="SandboxError" if last.status == "infrastructure" else whole,
             message=last.stderr if last.status == "infrastructure" else "",
             compile_result=None if steps.compiled is None else _command(steps.compiled, most),
@@ -419,12 +419,12 @@ class FusionApi:
             files=dict(last.files) if steps.started else {},
         )
 
-    async def run_jupyter(self, asked: RunJupyter) -> JupyterRan:
+    async def run_jupyter(self, asked: RunJupyter) -> RunJupyterResponse:
         calls = self._calls
         for index, cell in enumerate(asked.cells):
             if (problem := calls.too_long(cell)) is not None:
                 raise RequestRefused.invalid(f"cells[{index}]", problem)
-        limits = bounded(calls, "total_timeout", asked.total_timeout, TOTAL_SECONDS, asked.memory_limit_MB)
+        limits = request_limits(calls, "total_timeout", asked.total_timeout, TOTAL_SECONDS, asked.memory_limit_MB)
         calls.check_bounds({"cell_timeout": asked.cell_timeout}, {})
         files = decode_files(asked.files, "files", calls.tier, calls.folders)
         fetch = check_paths(asked.fetch_files, "fetch_files", calls.tier, calls.folders)
@@ -443,23 +443,23 @@ class FusionApi:
             raise unavailable(error, "busy") from error
 
 
-def bounded(calls: Calls, field: str, seconds: float | None, usual: float, mib: int) -> Limits:
-    """The limits of a program, whose output is kept as far as this API gives it.
+def request_limits(calls: Calls, field: str, seconds: float | None, usual: float, mib: int) -> Limits:
+    """Return a program's limits, with this API's output limit.
 
-    field: which says how long it may run, `seconds`, or `usual` where that is allowed and it says nothing. Raises
-    RequestRefused for one above what the service allows.
+    field: of the timeout `seconds`, by default `usual` or the service's maximum. Raises RequestRefused above the
+    service's maxima.
     """
     memory = mib if mib > 0 else None
     calls.check_bounds({field: seconds}, {"memory_limit_MB": memory})
-    # Twice as much as is given, since the sandbox keeps head and tail: the head is then as long as what is given.
+    # Twice the answer's size, since the sandbox keeps head and tail: the answer is then within the head.
     limits = replace(calls.settings.limits, output_bytes=2 * calls.settings.fusion_bytes)
     return limits.with_(seconds or min(usual, calls.settings.max_timeout), memory)
 
 
 def busy_as_504(calls: Calls, handler: Handler, kind: Callable[..., Struct]) -> Handler:
-    """Answer `kind` with status `SandboxError` where there is no room.
+    """Wrap a handler to answer 504 with `SandboxError` when busy.
 
-    That goes out as 504, the one status after which verl's client asks again; SandboxFusion's own does after any.
+    504 is the only status after which verl's client tries again; SandboxFusion's own does after any.
     """
 
     async def handle(request: Request) -> Response:
@@ -480,7 +480,7 @@ def pod() -> str | None:
 
 
 def head(text: str, most: int) -> str:
-    """Return the first `most` bytes of its UTF-8."""
+    """Return the first `most` bytes of a text as UTF-8."""
     return text if len(text) * 4 <= most else text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
 
 
@@ -498,16 +498,16 @@ def _command(result: Result, most: int) -> Command:
 
 
 TOTAL_SECONDS = 45.0
-"""SandboxFusion's own, for all cells, where a request names none."""
+"""SandboxFusion's default timeout for all cells."""
 OWN_SECONDS = 10.0
-"""For what is run between cells, files and figures, each time."""
+"""For our own cells between the client's, files and figures, each time."""
 _TRACEBACK = "Traceback (most recent call last):\n"
 _CHAINED = (
     "\nDuring handling of the above exception, another exception occurred:\n\n",
     "\nThe above exception was the direct cause of the following exception:\n\n",
 )
 
-# They run inside the session, with the program's rights and at its mercy: what they print is the program's word.
+# They run inside the session, with the program's rights: their output is as untrusted as the program's.
 _PUT = """for _name, _content in {files!r}.items():
     __import__('os').makedirs(__import__('os').path.dirname(_name), exist_ok=True)
     open(_name, 'wb').write(__import__('base64').b64decode(_content))
@@ -530,8 +530,8 @@ del _draw
 
 
 class RunJupyter(Struct, kw_only=True):
-    """Cells to run. cell_timeout: seconds, 0 for no limit but total_timeout's, which is SandboxFusion's 45 s, or the
-    most that is allowed here, where absent. memory_limit_MB, files: see RunCode."""
+    """Cells to run. cell_timeout: seconds, 0 for only total_timeout, by default SandboxFusion's 45 s, at most the
+    server's maximum. memory_limit_MB, files: see RunCode."""
 
     cells: list[str]
     cell_timeout: Annotated[float, Meta(ge=0)] = 0.0
@@ -542,40 +542,40 @@ class RunJupyter(Struct, kw_only=True):
     fetch_files: list[str] = []
 
 
-class Raised(Struct, kw_only=True):
-    """An exception: its class's name, what it says, and its traceback's lines."""
+class CellError(Struct, kw_only=True):
+    """An exception: class name, message and traceback lines."""
 
     ename: str
     evalue: str
     traceback: list[str]
 
 
-class CellRan(Struct, kw_only=True):
-    """display: of each thing shown, its kinds (`text/plain`, `image/png` in base64) and their content."""
+class CellRunResult(Struct, kw_only=True):
+    """Result of a cell. display: each output's content by MIME type (`text/plain`, `image/png` in base64)."""
 
     stdout: str = ""
     stderr: str = ""
     display: list[dict[str, str]] = []
-    error: list[Raised] = []
+    error: list[CellError] = []
 
 
-class JupyterRan(Struct, kw_only=True):
-    """What `/run_jupyter` answers. driver: how the whole went."""
+class RunJupyterResponse(Struct, kw_only=True):
+    """Answer of `/run_jupyter`. driver: result of the whole run."""
 
     status: Whole
     message: str = ""
     driver: Command | None = None
-    cells: list[CellRan] = []
+    cells: list[CellRunResult] = []
     executor_pod_name: str | None = None
     files: dict[str, str] = {}
 
 
 class SandboxFault(Exception):
-    """What a cell, or what is run between cells, came to through no fault of the notebook."""
+    """A cell, or our own between cells, failed through the sandbox's fault."""
 
 
 class _Notebook:
-    """One request's session, and the time that its cells have left; late: it was too short for them."""
+    """One request's session. left: seconds for its cells; late: these were too few."""
 
     def __init__(self, calls: Calls, session: Session, limits: Limits, cell_seconds: float) -> None:
         self._calls = calls
@@ -588,9 +588,9 @@ class _Notebook:
         self._imports = False
         self._begun = False
 
-    async def run(self, cells: list[str], files: dict[str, bytes], fetch: list[str]) -> JupyterRan:
+    async def run(self, cells: list[str], files: dict[str, bytes], fetch: list[str]) -> RunJupyterResponse:
         started = time.monotonic()
-        ran: list[CellRan] = []
+        ran: list[CellRunResult] = []
         found: dict[str, str] = {}
         alive, problem = True, ""
         try:
@@ -601,7 +601,7 @@ class _Notebook:
                     break
                 result = await self._cell(cell)
                 ran.append(self._shown(result))
-                alive = result.exit_code is None  # a cell may end the interpreter, as one may end a notebook's kernel
+                alive = result.exit_code is None  # a cell may end the interpreter, like a notebook's kernel
                 if alive:
                     ran[-1].display += await self._drawn(cell)
             if fetch and alive:
@@ -612,7 +612,7 @@ class _Notebook:
         except SessionLost as lost:
             alive = False
             if lost.by_own_code:
-                ran += [CellRan(error=[Raised(ename="DeadKernelError", evalue=str(lost), traceback=[])])]
+                ran += [CellRunResult(error=[CellError(ename="DeadKernelError", evalue=str(lost), traceback=[])])]
             else:
                 problem = str(lost)
         whole: Whole = "SandboxError" if problem else "Success" if alive and not self._late else "Failed"
@@ -623,7 +623,9 @@ class _Notebook:
             stdout="",
             stderr="",
         )
-        return JupyterRan(status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod(), files=found)
+        return RunJupyterResponse(
+            status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod(), files=found
+        )
 
     async def _cell(self, code: str) -> Result:
         left = self._left
@@ -635,7 +637,7 @@ class _Notebook:
         return result
 
     async def _put(self, files: dict[str, bytes]) -> None:
-        """Relative ones as any call's; absolute ones from inside, where they can be no one else's."""
+        """Write files: relative ones like any call's, absolute ones from inside, where only this session is."""
         beside = {name: base64.b64encode(content) for name, content in files.items() if name.startswith("/")}
         near = {name: content for name, content in files.items() if name not in beside}
         if files:
@@ -646,9 +648,9 @@ class _Notebook:
                 raise RequestRefused.invalid("files", f"they cannot be written: {result.stderr}")
 
     async def _drawn(self, code: str) -> list[dict[str, str]]:
-        """The figures that are open, which are closed. Drawing them is the program's work, on its time.
+        """Draw and close the open figures, on the program's time.
 
-        Asked for once a cell has imported anything: what draws may be pandas or a module of the program's own.
+        Only after a cell has imported anything, as pandas or a module of the program may draw too.
         """
         self._imports = self._imports or "import" in code
         if not self._imports or self._left <= 0:
@@ -658,12 +660,12 @@ class _Notebook:
         self._left -= result.seconds
         self._late = self._late or self._left <= 0
         if result.status == "ok":
-            with contextlib.suppress(ValueError, msgspec.DecodeError):  # the program could print anything
+            with contextlib.suppress(ValueError, msgspec.DecodeError):  # the program may print anything
                 return msgspec.json.decode(result.stdout, type=list[dict[str, str]])
         return []
 
     async def _asked(self, cell: Program) -> Result:
-        """A notebook that has begun waits for room rather than lose what its cells have come to. Raises SandboxFault,
+        """Run a cell; a notebook that has begun waits for room rather than lose its results. Raises SandboxFault,
         SessionLost."""
         result = await self._calls.run(FUSION, lambda: self._session.run(cell), patient=self._begun)
         self._begun = True
@@ -671,27 +673,27 @@ class _Notebook:
             raise SandboxFault(result.stderr)
         return result
 
-    def _shown(self, result: Result) -> CellRan:
+    def _shown(self, result: Result) -> CellRunResult:
         stderr, error = result.stderr, []
         if result.error_type is not None:
             stderr, trace = _parted(result.stderr)
             lines = trace.rstrip("\n").split("\n")
-            error = [Raised(ename=result.error_type, evalue=_evalue(lines, result.error_type), traceback=lines)]
+            error = [CellError(ename=result.error_type, evalue=_evalue(lines, result.error_type), traceback=lines)]
         display = [] if result.value is None else [{"text/plain": result.value}]
-        return CellRan(
+        return CellRunResult(
             stdout=head(result.stdout, self._most), stderr=head(stderr, self._most), display=display, error=error
         )
 
 
 def _parted(stderr: str) -> tuple[str, str]:
-    """What a cell wrote to stderr, and the report of the exception that ended it, which the sandbox put behind it.
+    """Split stderr into a cell's own output and the report of its exception.
 
-    For show alone: a program that prints a traceback of its own, as its last words, may move the border.
+    For display only: a program that ends with its own printed traceback may move the border.
     """
     start = stderr.rfind(_TRACEBACK)
     if start < 0:
         start = stderr.rfind('  File "<')  # a syntax error's
-    if start < 0:  # one line says which of the sandbox's limits it was
+    if start < 0:  # one line names the exceeded limit of the sandbox
         start = stderr[:-1].rfind("\n") + 1
     while stderr.endswith(_CHAINED, 0, start) and (before := stderr.rfind(_TRACEBACK, 0, start)) >= 0:
         start = before
@@ -699,9 +701,9 @@ def _parted(stderr: str) -> tuple[str, str]:
 
 
 def _evalue(lines: list[str], ename: str) -> str:
-    """What the exception says: behind its name, on the last line that begins with that."""
+    """Return the exception's message: after its name, on the last line that begins with that."""
     for index in range(len(lines) - 1, -1, -1):
-        name, _, said = lines[index].partition(": ")
+        name, _, message = lines[index].partition(": ")
         if name.rpartition(".")[2] == ename:
-            return "\n".join([said, *lines[index + 1 :]])
+            return "\n".join([message, *lines[index + 1 :]])
     return ""

@@ -1,4 +1,4 @@
-"""This service's own API: calls, batches and sessions."""
+"""The service's own API: calls, batches and sessions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from retcon.sandbox.types import MOST, SEEDS, TIERS, TOO_LONG, Limits, Program, 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(gt=0, le=MOST)]
 Output = Annotated[int, Meta(gt=0, le=64 << 20)]
-"""Bytes: held by the worker and by this process until the answer is sent."""
+"""Bytes that the worker and this process hold until the answer is sent."""
 Wait = Annotated[float, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, le=SEEDS - 1)]
 NUL = "SyntaxError: source code string cannot contain null bytes"
@@ -52,7 +52,7 @@ NDJSON = "application/x-ndjson"
 
 
 class LimitFields(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Members of `Limits`, the server's own where absent."""
+    """Members of `Limits`; the server's by default."""
 
     cpu_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
@@ -64,7 +64,7 @@ class LimitFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A program and what it may use: the parameters of `Sandbox.run`, files in base64."""
+    """A program and its options: the parameters of `Sandbox.run`, files in base64."""
 
     code: str
     stdin: str = ""
@@ -77,8 +77,8 @@ class Cell(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Call(Cell, forbid_unknown_fields=True, kw_only=True):
-    """A cell that runs on its own. tier: the weakest that the caller takes. wait: seconds that it may wait to start.
-    seed: of the generators of random numbers, another one in each call where absent."""
+    """A program to run by itself. tier: the weakest that the caller accepts. wait: most seconds until it starts. seed:
+    of the random number generators; by default a new one in each call."""
 
     wait: Wait | None = None
     seed: Seed | None = None
@@ -86,21 +86,21 @@ class Call(Cell, forbid_unknown_fields=True, kw_only=True):
 
 
 class Batch(Struct, forbid_unknown_fields=True, kw_only=True):
-    """stream: each result as soon as it is there, rather than all in order."""
+    """Programs to run. stream: send each result when it is ready, rather than all in order."""
 
     calls: Annotated[list[Call], Meta(min_length=1)]
     stream: bool = False
 
 
 class Results(Struct):
-    """What `/v1/batch` answers, in the calls' order; streamed it is lines of `index` and `result`."""
+    """Answer of `/v1/batch`, in the calls' order; streamed, it is lines of `index` and `result`."""
 
     results: list[Result]
 
 
 class ProgramRefused(RequestRefused):
-    """No request may have such code; but a model may have written it, and to a caller who runs what models write it is
-    a failed program like others. result: that it would have; the body of the refusal has it too."""
+    """Code that cannot run, such as with NUL: for callers that run models' code, a failed program. result: of that
+    program, also in the error's body."""
 
     def __init__(self, message: str, *, field: str, result: Result) -> None:
         super().__init__(422, "invalid", message, field=field, extra={"result": msgspec.to_builtins(result)})
@@ -108,7 +108,7 @@ class ProgramRefused(RequestRefused):
 
 
 class OwnApi:
-    """`/v1/run` and `/v1/batch`."""
+    """Handlers of `/v1/run` and `/v1/batch`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -121,15 +121,15 @@ class OwnApi:
         self._calls.check_count(batch.calls, "calls")
         programs = await cancel_on_disconnect(request, self._checked(batch.calls))
         if batch.stream:
-            return Streamed(self._stream(programs))
+            return StreamedResponse(self._stream(programs))
         results = cancel_on_disconnect(
             request, gather_or_cancel([self._settled(i, program) for i, program in enumerate(programs)])
         )
         return json_response(Results(await results))
 
     async def _checked(self, calls: Sequence[Call]) -> list[Program | Result]:
-        """What each call runs, or its result where Python takes no such program. Other requests are served between any
-        two: a call may have thousands of paths."""
+        """Check calls; return their programs, or results of ones that cannot run. Yields to other requests after each
+        call, as one may have thousands of paths."""
         programs: list[Program | Result] = []
         for i, call in enumerate(calls):
             try:
@@ -146,7 +146,7 @@ class OwnApi:
         return program if isinstance(program, Result) else await self._run(program, patient=True)
 
     async def _settled(self, index: int, program: Program | Result) -> Result:
-        """A call of a batch, whose other results are not lost where there is no room for it, or no worker."""
+        """Run a call of a batch; without room or worker it fails alone."""
         try:
             return await self._of_batch(program)
         except RequestRefused as refused:
@@ -155,7 +155,7 @@ class OwnApi:
             return Result("infrastructure", stderr=refused.message)
 
     async def _stream(self, programs: list[Program | Result]) -> AsyncGenerator[bytes, None]:
-        """A line for each call as it ends: its place in the batch, and its result or what is wrong with it."""
+        """Yield a line for each ended call: its index in the batch, and its result or error."""
 
         async def one(index: int, program: Program | Result) -> bytes:
             try:
@@ -173,7 +173,7 @@ class OwnApi:
 
 
 def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
-    """What the sandbox is asked to run. Raises RequestRefused that names the field, behind `at`."""
+    """Check a call; return its program. Raises RequestRefused, which names the field. at: prefix of fields."""
     if call.tier is not None and TIERS.index(call.tier) < TIERS.index(calls.tier):
         raise RequestRefused.invalid(
             f"{at}tier", f"tier '{call.tier}' is unavailable here: this server's is '{calls.tier}'"
@@ -183,8 +183,8 @@ def checked_call(calls: Calls, call: Call, at: str = "") -> Program:
 
 
 def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: str = "") -> Program:
-    """As `checked_call`, for a session's cell. limits: of a cell that asks for none. tier: whose absolute paths its
-    files may have; a session's have none."""
+    """Check a session's cell; return its program. limits: of a cell without its own. tier: whose absolute paths files
+    may have; a session's have none. at: prefix of fields in errors."""
     if not cell.code:
         raise RequestRefused.invalid(f"{at}code", "there is no code: give at least a comment")
     if (problem := calls.too_long(cell.code)) is not None:
@@ -212,7 +212,7 @@ def checked_cell(calls: Calls, cell: Cell, limits: Limits, tier: str = "", at: s
 
 
 def checked_limits(calls: Calls, asked: LimitFields | None, limits: Limits, at: str = "") -> Limits:
-    """`limits` with those that were asked for in place. Raises RequestRefused for one above what the service allows."""
+    """Return `limits` with the requested ones. Raises RequestRefused for one above the service's maximum."""
     if asked is None:
         return limits
     given = {name: value for name in asked.__struct_fields__ if (value := getattr(asked, name)) is not None}
@@ -221,8 +221,8 @@ def checked_limits(calls: Calls, asked: LimitFields | None, limits: Limits, at: 
     return replace(limits, **given)
 
 
-class Streamed(Response):
-    """A response whose lines are sent as they come; its source is closed when the client goes away."""
+class StreamedResponse(Response):
+    """A response of lines, sent as they come; its source is closed when the client disconnects."""
 
     media_type = NDJSON
 
@@ -246,9 +246,9 @@ class Streamed(Response):
 T = TypeVar("T")
 KEY = "idempotency-key"
 REMEMBERED = 4
-"""Answers that are kept for a client that asks again with the same key, beside those that are not there yet."""
+"""Finished answers that are kept for clients that repeat a key."""
 RECONNECT_SECONDS = 10.0
-"""How long what a vanished client asked of a session, under a key, goes on: it may ask again."""
+"""How long a disconnected client's keyed work on a session continues, as it may ask again."""
 
 
 class KeyedTask(Generic[T]):
@@ -267,7 +267,7 @@ class KeyedTask(Generic[T]):
         self.given_up = "its work was abandoned: no client waited for the answer"
 
     async def read(self, request: Request) -> T:
-        """Raises ClientDisconnected, SessionLost where the work was given up, and what the work raises."""
+        """Wait for the result. Raises ClientDisconnected, SessionLost if abandoned, and the work's errors."""
         self.readers += 1
         if self.giving_up is not None:
             self.giving_up.cancel()
@@ -290,10 +290,10 @@ class KeyedTask(Generic[T]):
 
 
 class KeyedTasks(Generic[T]):
-    """Runs work once for each idempotency key. Unfinished work is kept, and the last `remembered` answers.
+    """Work by idempotency key, done once each. It keeps unfinished work, and the last `remembered` answers.
 
-    patience: seconds that work goes on when the last client that asked for it has gone. 0: it is given up at once,
-    which leaves nothing behind, and a repeated request begins it anew.
+    patience: seconds that work continues after its last client has disconnected. 0: it is abandoned at once, and a
+    repeated request starts it anew.
     """
 
     def __init__(self, *, remembered: int = REMEMBERED, patience: float = RECONNECT_SECONDS) -> None:
@@ -304,9 +304,9 @@ class KeyedTasks(Generic[T]):
     async def once(
         self, request: Request, key: str, body: bytes, work: Callable[[], Coroutine[object, object, T]]
     ) -> T:
-        """Return what `work` returns, or returned under this key before.
+        """Return the result of `work`, from before if the key is repeated.
 
-        Raises RequestRefused where the key was another request's, and as `KeyedTask.read`.
+        Raises RequestRefused if another request had the key, and as `KeyedTask.read`.
         """
         digest = hashlib.sha256(request.url.path.encode() + body).digest()
         known = self._known.get(key)
@@ -318,21 +318,21 @@ class KeyedTasks(Generic[T]):
         return await known.read(request)
 
     def forget(self, key: str) -> None:
-        """Drop the answer under a key: a repeated request has the work done anew."""
+        """Drop a key's answer, so that a repeated request starts anew."""
         known = self._known.get(key)
         if known is not None and known.task.done():
             del self._known[key]
 
     def give_up(self, why: str) -> None:
-        """End what is not done. Its readers get SessionLost with that reason."""
+        """Cancel unfinished work. Its readers get SessionLost with that reason."""
         for known in self._known.values():
             known.given_up = why
             known.task.cancel()
 
     def _finish(self, key: str) -> None:
-        known = self._known.pop(key)  # to stand last
+        known = self._known.pop(key)  # it is appended again below
         undone = not self._patience if known.task.cancelled() else isinstance(known.task.exception(), RequestRefused)
-        if undone:  # another try may succeed
+        if undone:  # a repeated request may succeed
             return
         self._known[key] = known
         done = [name for name, one in self._known.items() if one.task.done()]
@@ -341,12 +341,11 @@ class KeyedTasks(Generic[T]):
 
 
 ENDED = 256
-"""Sessions that ended by themselves, or were evicted, whose clients can still ask why: the last that were used."""
+"""Last used ended or evicted sessions that are kept, so that clients can ask for the reason."""
 OPENINGS = 1024
-"""Keys under which a session was opened that are kept for a client that asks again: the last."""
+"""Last keys of opened sessions that are kept for clients that repeat one."""
 UNUSED_SECONDS = 60.0
-"""After which a session that was opened under a key is closed, unless its client has asked anything of it: then it has
-learnt which session it has."""
+"""After which a session that was opened with a key is closed, unless its client has used it, and thus knows its id."""
 
 
 class Open(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -355,21 +354,21 @@ class Open(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Opened(Struct):
-    """session: its id. tier: what holds around its cells."""
+    """A session. session: its id. tier: protection around its cells."""
 
     session: str
     tier: Tier
 
 
 class Checkpoint(Struct, forbid_unknown_fields=True):
-    """checkpoint: its name."""
+    """A checkpoint, by name."""
 
     checkpoint: str
 
 
 class Entry:
-    """An open session, the limits of its cells, and its latest answers. requests: that are being served.
-    key: under which it was opened. unused: ends it, until its client has asked something of it."""
+    """An open session, the limits of its cells, and its latest answers. requests: number in progress. key: of the
+    request that opened it. unused: timer that closes it until its client uses it."""
 
     def __init__(self, session: ServedSession, limits: Limits) -> None:
         self.session = session
@@ -381,13 +380,13 @@ class Entry:
         self.unused: asyncio.TimerHandle | None = None
 
     def confirm(self) -> None:
-        """Its client knows of it."""
+        """Stop the timer: the client knows the session."""
         if self.unused is not None:
             self.unused.cancel()
 
 
 class SessionsApi:
-    """The handlers below `/v1/sessions`."""
+    """Handlers of `/v1/sessions`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -396,7 +395,7 @@ class SessionsApi:
         self._closing: set[asyncio.Task[None]] = set()
 
     async def open(self, request: Request) -> Response:
-        """Open a session. Those that were unused for long are closed first, and most that have ended forgotten."""
+        """Open a session, after closing idle ones and dropping most ended ones."""
         body = await read_body(request, self._calls.settings.max_body)
         opening = parse_body(body or b"{}", Open)
         limits = checked_limits(self._calls, opening.limits, self._calls.settings.limits)
@@ -408,16 +407,16 @@ class SessionsApi:
             work = partial(self._opened, limits, opening.seed, key)
             try:
                 entry = await self._openings.once(request, key, body, work)
-            except SessionLost as error:  # given up as this client came, with the one before it
+            except SessionLost as error:  # abandoned for its earlier client just now
                 raise unavailable(SandboxUnavailable(str(error)), "busy") from error
         return json_response(Opened(entry.session.id, self._calls.tier), 201)
 
     async def show(self, request: Request) -> Response:
-        """Answer the session. Its client thereby confirms that it knows of it."""
+        """Return the session, which confirms that its client knows it."""
         entry, body = await self._read(request)
         if entry.session.ended:
-            self._forget(entry)  # asked for again under its key, another one is opened
-            await self._once(request, entry, body, entry.session.checkpoint)  # which says why it is lost
+            self._forget(entry)  # a repeated key then opens another one
+            await self._once(request, entry, body, entry.session.checkpoint)  # raises the reason
         return json_response(Opened(entry.session.id, self._calls.tier))
 
     async def run(self, request: Request) -> Response:
@@ -452,18 +451,18 @@ class SessionsApi:
         return Response(status_code=204)
 
     async def close(self, request: Request) -> Response:
-        """Closing twice, or what was never there, is no error."""
+        """Close a session; an unknown one is no error."""
         entry = self._entries.get(request.path_params["session"])
         if entry is not None:
             await self._close(entry)
         return Response(status_code=204)
 
     async def _opened(self, limits: Limits, seed: int | None, key: str | None = None) -> Entry:
-        """key: that the client asked under; it may ask again, if the answer is lost, but not for ever."""
+        """Open a session. key: of the request, which the client may repeat for a limited time."""
         try:
             session = await self._calls.sandbox.session(limits=limits, seed=seed)
         except SandboxUnavailable as error:
-            raise unavailable(error, "busy") from error  # no room for one more; there may be later
+            raise unavailable(error, "busy") from error  # there may be room later
         entry = self._entries[session.id] = Entry(session, limits)
         if key is not None:
             entry.key = key
@@ -476,7 +475,7 @@ class SessionsApi:
         task.add_done_callback(self._closing.discard)
 
     def _forget(self, entry: Entry) -> None:
-        """Forget that it was opened under its key."""
+        """Forget the key that opened a session."""
         if entry.key is not None:
             self._openings.forget(entry.key)
             entry.key = None
@@ -495,7 +494,7 @@ class SessionsApi:
     async def _once(
         self, request: Request, entry: Entry, body: bytes, work: Callable[[], Coroutine[Any, Any, Any]]
     ) -> Any:
-        """Do the work once for each idempotency key. Raises RequestRefused where the session is lost."""
+        """Do work once per idempotency key. Raises RequestRefused if the session is lost."""
         key = request.headers.get(KEY)
         entry.requests += 1
         try:

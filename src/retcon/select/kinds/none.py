@@ -1,4 +1,4 @@
-"""No selection: all rollouts of a prompt are trained on; of more, the first, which says nothing of how they went."""
+"""No selection: training on all rollouts of a prompt, or on the first `keep`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GRPO-RoC in a recipe."""
+"""GRPO-RoC: selection of clean rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retcon.core.types import Trajectory
 
 # GRPO-RoC, resample on correct (rStar2-Agent, arXiv 2508.20722, section 2.2.3): of the right rollouts, the clean ones.
 #
-# Of 2G rollouts the paper keeps G: of the wrong ones half, rounded down, as they come, so that failures stay diverse;
+# Of 2G rollouts the paper keeps G: half of the wrong ones, rounded down, as they come, so that failures stay diverse;
 # the others are right ones, drawn with a probability inverse to their penalty p_err + p_format (equations 4 and 5). It
 # is silent on other ratios, on minimum counts, on a penalty of zero, which has no inverse, and on purified histories.
 #
@@ -24,11 +24,11 @@ from retcon.core.types import Trajectory
 # - It sorts both sides by penalty and takes the first: nothing is drawn, and the tidiest failures are kept. Here `rank`
 #   does so for the right ones, ties broken by the seed; `weighted` is the paper's; failures are uniform in both.
 # - It finds an error by the word in a tool's text; here the tool's typed status says so.
-# - It counts turns by their headers in the response, where the first turn has none: a right answer in one turn has
+# - It counts turns by their headers in the response, which the first turn lacks: a right answer in one turn has
 #   p_format 1. Here a turn is a turn.
-# - It rounds both shares to even, by themselves: one right rollout of 16 is not kept. Here, as in the paper, it is. -
-# It drops groups without reward variance first (see `retcon.select.filters`), and those smaller than G, which here are
-#   kept whole; it keeps all 2G where neither side's share reaches its minimum.
+# - It rounds both shares to even, by themselves: one right rollout of 16 is not kept. Here, as in the paper, it is.
+# - It drops groups without reward variance first (see `retcon.select.filters`), and those smaller than G, here
+#   kept whole; it keeps all 2G if neither side's share reaches its minimum.
 
 NO_CALL_PENALTY = 0.5
 WEIGHT_FLOOR = 0.1  # added to a penalty before it is inverted: a clean rollout is then 21 times as likely as the worst
@@ -39,19 +39,19 @@ Failures = Literal["purified", "raw"]
 
 
 def count_boxed(trajectory: Trajectory) -> int:
-    r"""How often the model wrote `\boxed{`."""
+    r"""Count how often the model wrote `\boxed{`."""
     return sum(turn.text.count("\\boxed{") for turn in trajectory.turns)
 
 
 def penalty(
     trajectory: Trajectory, count_answers: CountAnswers = count_boxed, failures: Failures = "purified"
 ) -> float:
-    """How untidy a rollout is, in [0, 2]: p_err + p_format of the paper.
+    """Return a rollout's penalty in [0, 2]: p_err + p_format of the paper.
 
     p_err: failed calls / calls, 0.5 without a call. p_format: 1 without an answer, else min(1, (answers - 1) / turns).
-    The papers do not speak of purified histories. By `purified`, p_err is of these: it keeps failures out of what is
-    learnt, and a failure that was replaced is not learnt. By `raw`, it is of the calls as they happened: of two
-    rollouts that look alike, the one that had nothing to repair is kept.
+    The papers have no purified histories. With `purified`, p_err counts their failures: it keeps failures out of
+    training, and a replaced one is not trained on. With `raw`, it counts the calls as they happened: of two rollouts
+    that look alike, the one that needed no repair is kept.
     """
     raw = failures == "raw"
     calls = trajectory.raw_calls if raw else trajectory.calls
@@ -72,13 +72,12 @@ def roc(
     count_answers: CountAnswers = count_boxed,
     failures: Failures = "purified",
 ) -> list[Trajectory]:
-    """`keep` (G) of an oversampled group (G'), in the group's order; the whole group where it has no more than that.
+    """Select `keep` (G) rollouts of an oversampled group (G'), in order.
 
-    Positives (reward > 0): by `rank`, those with the least penalty, ties broken by the seed; `weighted`, drawn without
+    Positives (reward > 0): `rank` takes those with the least penalty, ties broken by the seed; `weighted` draws without
     replacement with weights 1 / (penalty + 0.1). Negatives: uniformly at random. Each side keeps its share of `keep`,
-    but not less than its minimum while it has that many; what one side lacks, the other fills, so that a group of one
-    kind still gives `keep`. failures: see `penalty`. Raises ValueError where a reward is missing or the minima exceed
-    `keep`.
+    but at least its minimum while it has that many; one side fills what the other lacks, so that a group of one kind
+    still gives `keep`. failures: see `penalty`. Raises ValueError if a reward is missing or the minima exceed `keep`.
     """
     if min_positive + min_negative > keep:
         raise ValueError(
@@ -104,14 +103,14 @@ def roc(
 
 
 def _positives_kept(positives: int, negatives: int, keep: int, min_positive: int, min_negative: int) -> int:
-    """The positives' share of `keep`, rounded half up, within what both sides have and their minima."""
+    """Return the positives' share of `keep`, rounded half up, within both sides' counts and minima."""
     share = (2 * keep * positives + positives + negatives) // (2 * (positives + negatives))
     wanted = min(max(share, min_positive), keep - min_negative)
     return max(keep - negatives, min(wanted, positives))
 
 
 class RocSection(SelectSection):
-    """`kind = "roc"`. See `roc`."""
+    """`kind = "roc"`: see `roc`."""
 
     mechanisms: ClassVar = {
         **SelectSection.mechanisms,
@@ -147,7 +146,7 @@ class RocSection(SelectSection):
         )
 
     def why(self, dropped: Sequence[Trajectory], kept: Sequence[Trajectory]) -> list[str]:
-        """`penalty`: right, and above the penalties of all right ones kept; `drawn`: right, and not; `wrong`."""
+        """Return reasons. `penalty`: right, with a penalty above all right ones kept; `drawn`: other right; `wrong`."""
         found = [penalty(t, failures=self.failures) if (t.reward or 0) > 0 else None for t in (*kept, *dropped)]
         most = max((p for p in found[: len(kept)] if p is not None), default=math.inf)
         return ["wrong" if p is None else "penalty" if p > most else "drawn" for p in found[len(kept) :]]

@@ -17,7 +17,7 @@ from retcon.core.errors import MissingExtra, nearest
 from retcon.core.installing import how_to_install
 from retcon.core.registry import InstanceRegistry
 from retcon.core.seeds import derive
-from retcon.store.whole import explained, refuse_special, whole_file
+from retcon.store.whole import check_regular_file, storage_errors, whole_file
 from retcon.tasks.data.fields import (
     Columns,
     DataError,
@@ -102,12 +102,12 @@ def write_verl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
         "extra_info": pyarrow.struct({"id": text, "index": pyarrow.int64(), "split": text, META: text}),
         "agent_name": text,
     })  # fmt: skip
-    refuse_special(path)
+    check_regular_file(path)
     left, count = iter(rows), 0
     first = list(islice(left, AT_ONCE))
     if not first:
         raise DataError(f"{path}: there is no task to write")
-    with explained(path):
+    with storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file, pyarrow.parquet.ParquetWriter(file, schema) as writer:
         while first:

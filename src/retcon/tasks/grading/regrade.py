@@ -32,9 +32,9 @@ from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TaskWarning, nearest_path
 from retcon.core.types import Stop, Trajectory
 from retcon.store import jsonl
-from retcon.store.compression import SUFFIXES, told_once
+from retcon.store.compression import SUFFIXES, drop_duplicates_and_warn
 from retcon.store.lines import LineAppender
-from retcon.store.whole import LOCK, PARTIAL, alone, write_json
+from retcon.store.whole import LOCK, PARTIAL, lock_folder, write_json
 from retcon.tasks.data.conventions import Convention, conventions
 from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, key, missing
 from retcon.tasks.data.load import graded_item, is_answered
@@ -156,7 +156,7 @@ DRAWS_PER_TASK, MORE_DRAWS = 50, 50_000
 
 
 def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
-    """(file, its path within the run) of every trajectory file of a run folder, each once (`told_once`); of a
+    """(file, its path within the run) of every trajectory file of a run folder, without duplicates; of a
     file, itself alone. Raises RecordError where there is none.
     """
     if run.is_file():
@@ -172,7 +172,7 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     ]
     if not found:
         raise RecordError(f"{run} holds no trajectories (trajectories/*.jsonl, trajectories-*.jsonl)")
-    return [(path, path.relative_to(run)) for path in told_once(found)]
+    return [(path, path.relative_to(run)) for path in drop_duplicates_and_warn(found)]
 
 
 def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
@@ -393,7 +393,7 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     for part in parts:
         stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
         tell_others(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
-    with alone(job.out):
+    with lock_folder(job.out):
         _prepare(job, about)
         known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
         total = sum(map(len, ids.values()))

@@ -1,1 +1,1 @@
-"""The tools that a recipe can name, one per file, which gives it its name."""
+"""Kinds of tools, one per file, named by the file."""

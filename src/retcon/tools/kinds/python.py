@@ -1,4 +1,4 @@
-"""Python, with a memory where `sandbox.sessions` says so."""
+"""Python tool, stateful with `sandbox.sessions`."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.schema import python_spec
 from retcon.tools.types import OpenTool, StatefulTool, Tool
 
-# Programs that were called before: what one came to, where that follows from its text alone.
+# Results of deterministic programs are cached.
 #
-# The rollouts of a group call the same few programs over and over, and so do those of an evaluation. Nothing that reads
-# a clock, random numbers, files or what is outside is among them, so the answer is one that running it again would
-# give.
+# The rollouts of a group, or of an evaluation, call the same few programs again and again. A cached program reads no
+# clock, random numbers or files and nothing outside, so that running it again would give the same answer.
 
 MODULES = frozenset({
     "bisect", "cmath", "collections", "decimal", "fractions", "functools", "heapq", "itertools", "math", "numbers",
     "operator", "re", "string", "textwrap",
 })  # fmt: skip
-"""What a program may import, and still follow from its text."""
+"""Modules that a deterministic program may import."""
 _REACHING = frozenset({
     "attrgetter", "bltns", "builtins", "f_builtins", "f_globals", "f_locals", "get_field", "methodcaller", "os", "sys",
 })  # fmt: skip
-"""Names, of whatever, by which it may get at more than it says."""
+"""Names through which a program may reach other names."""
 _BUILTINS = frozenset({
     "breakpoint", "compile", "delattr", "dir", "eval", "exec", "getattr", "globals", "hash", "help", "id", "input",
     "license", "locals", "memoryview", "open", "setattr", "vars",
 })  # fmt: skip
-"""The same, or what differs from one process to the next, among what needs no import."""
+"""Builtins that reach other names, or that differ between processes."""
 _COMPILING = ("SyntaxError", "IndentationError", "TabError")
 LONGEST = 4000
-"""Characters of a program, and of what it came to, that are kept at most."""
+"""Most characters of a cached program, and of its result."""
 
 
 class ResultCache:
-    """What up to `most` programs came to, those that were called last. limits: under which all of them run."""
+    """LRU cache of the results of `most` programs. limits: of all their runs."""
 
     def __init__(self, limits: Limits, most: int = 8192) -> None:
         self._limits, self._most = limits, most
@@ -55,8 +54,8 @@ class ResultCache:
         self._running: dict[str, asyncio.Future[None]] = {}
 
     async def run(self, code: str, call: Callable[[], Awaitable[Result]]) -> Result:
-        """What `call`, which runs the program, gives, or gave before: then in 0 seconds. One that is running is waited
-        for; where that comes to what cannot be kept (most limits, a fault), the program runs once more."""
+        """Return a program's cached result, with 0 seconds, or run `call`. Waits for a run in progress; if that gives a
+        result that is not cached (most limits, a fault), the program runs again."""
         if len(code) > LONGEST:
             return await call()
         if code in self._running:
@@ -64,7 +63,7 @@ class ResultCache:
         if (known := self._known.get(code)) is not None:
             self._known.move_to_end(code)
             return replace(known, seconds=0.0)
-        runs = follows_from_text(code)
+        runs = is_deterministic(code)
         if runs is False:
             return await call()
         ended = asyncio.get_running_loop().create_future()
@@ -80,8 +79,8 @@ class ResultCache:
                 ended.set_result(None)
 
     def _settled(self, result: Result) -> bool:
-        """Whether it ended by itself, or had used up its CPU time: no signal, no fault, and not the wall's clock, which
-        goes by what else the machine does."""
+        """Whether it ended by itself or used up its CPU time: no signal, fault or wall-clock timeout, which depends on
+        the machine's load."""
         if result.status == "timeout":
             return 0 < result.seconds < self._limits.wall_seconds
         by_itself = result.exit_code is not None and result.exit_code >= 0
@@ -94,18 +93,17 @@ class ResultCache:
                 self._known.popitem(last=False)
 
 
-def follows_from_text(code: str) -> bool | None:
-    """Whether a fresh interpreter can do but one thing with a program, time, limits and the addresses of objects (the
-    order of a set of them) aside; None where Python does not take it, as far as ours says: then nothing of it runs.
+def is_deterministic(code: str) -> bool | None:
+    """Return whether a program's result is deterministic, None on a syntax error.
 
-    True errs on the side of caution, and is no protection: the sandbox contains what is run, this only decides whether
-    it runs again.
+    Time, limits and addresses of objects (the order of a set of them) do not count. The check is conservative, and no
+    protection: it only decides whether the program runs again. None: by our Python's syntax, so that nothing runs.
     """
     tree = parse_program(code)
-    return None if tree is None else all(map(_plain, ast.walk(tree)))
+    return None if tree is None else all(map(_is_plain, ast.walk(tree)))
 
 
-def _plain(node: ast.AST) -> bool:
+def _is_plain(node: ast.AST) -> bool:
     match node:
         case ast.Name(id=name):
             known = name not in _REACHING and name not in _BUILTINS
@@ -125,20 +123,20 @@ def _plain(node: ast.AST) -> bool:
 
 SMALL_BUDGET = 200
 FAULTS = (RetconError, OSError, ValueError)
-"""What a sandbox raises through no fault of the program; ValueError: its server refuses a request, such as one for more
-seconds than it allows."""
+"""Errors of a sandbox that are not the program's fault; ValueError: its server refuses a request, such as one for too
+many seconds."""
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
-"""As a repr has it, `<function f at 0x7f51411e20c0>`: another one in every process."""
+"""An address in a repr, `<function f at 0x7f51411e20c0>`, which differs between processes."""
 
 
 class ObservationFormatter:
-    """Formats results as observations of `output_chars` characters at most.
+    """Formatter of results as observations of at most `output_chars` characters.
 
-    From 200 on they show stdout, the value of the last expression and, after a failure, the traceback, the middle cut
-    where it is too long. Below, where there is no room for both ends: the head of the output, or Python's own last line
-    (`NameError: name 'x' is not defined`). Addresses in the reprs of objects, which are others in every process, are
-    shown as `0x...`, so that the same rollout reads the same again. Raises ValueError where `output_chars` is below 1.
+    From 200 on they show stdout, the value of the last expression and, after a failure, the traceback, cut in the
+    middle if too long. Below, without room for both ends: the head of the output, or Python's own last line
+    (`NameError: name 'x' is not defined`). Addresses in reprs of objects, which differ between processes, are shown as
+    `0x...`, so that a rollout repeats. Raises ValueError if `output_chars` is below 1.
     """
 
     def __init__(self, name: str, output_chars: int) -> None:
@@ -148,7 +146,7 @@ class ObservationFormatter:
         self._output_chars = output_chars
 
     def malformed(self, call: ToolCall) -> Observation | None:
-        """Report a call that holds no program, which must not be run; rollouts check the whole schema before."""
+        """Report a call without a program, which must not run; rollouts check the whole schema before."""
         if isinstance(call.arguments, dict) and isinstance(call.arguments.get("code"), str):
             return None
         return Observation(call.id, self._cut("malformed call: the arguments hold no 'code' that is text"), "malformed")
@@ -158,7 +156,7 @@ class ObservationFormatter:
         return Observation(call.id, self._cut(f"sandbox fault: {error}"), "infrastructure", type(error).__name__)
 
     def observation(self, call: ToolCall, result: Result, notice: str = "") -> Observation:
-        """notice: a line above the output."""
+        """Format a result. notice: a line above the output."""
         return Observation(call.id, self._text(result, notice), result.status, result.error_type, result.seconds)
 
     def _text(self, result: Result, notice: str) -> str:
@@ -183,17 +181,16 @@ def _joined(first: str, second: str) -> str:
 
 
 def _last_line(result: Result) -> str:
-    """The line of stderr that names what ended the call; a message may go on for further lines after it."""
+    """Return the line of stderr that names the error; its message may continue on further lines."""
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     return error_line(lines, result.error_type) or (lines[-1] if lines else (result.error_type or ""))
 
 
 class PythonTool:
-    """Implements `retcon.tools.types.Tool` over a sandbox: a fresh interpreter for every call.
+    """Python tool with a fresh interpreter for every call; implements `Tool`.
 
-    output_chars: characters of an observation at most (`retcon.tools.kinds.python`). reuse: the limits of all
-    calls, where a program that was called before, and can come to but one thing, is to be answered with that
-    (`retcon.tools.kinds.python`). Random numbers follow from the call's id and its code, so that a rollout repeats.
+    output_chars: most characters of an observation. reuse: limits of all calls, if results of deterministic programs
+    are cached (`ResultCache`). Random numbers follow from the call's id and its code, so that a rollout repeats.
     """
 
     def __init__(
@@ -222,7 +219,7 @@ class PythonTool:
 
 
 class StartSession(Protocol):
-    """Opens the interpreter of a trajectory, and a further one where its code ended that."""
+    """Function that opens a trajectory's first or next interpreter."""
 
     async def __call__(self, *, seed: int) -> Session: ...
 
@@ -231,11 +228,10 @@ RESTARTED = "[The interpreter was restarted: variables and files are gone.]"
 
 
 class PythonSessions:
-    """Implements `retcon.tools.types.StatefulTool` over a sandbox: a session for every trajectory.
+    """Python tool with a session for every trajectory; implements `StatefulTool`.
 
-    output_chars: characters of an observation at most. limits: of each call, the sandbox's own
-    where None. Random numbers follow from the trajectory's id, and from how often its interpreter was restarted on the
-    way to where it is now, so that a rollout repeats.
+    output_chars: most characters of an observation. limits: of each call, None: the sandbox's. Random numbers follow
+    from the trajectory's id and the number of restarts on the way to its state, so that a rollout repeats.
     """
 
     def __init__(
@@ -252,13 +248,13 @@ class PythonSessions:
 
 
 class PythonSession:
-    """Implements `retcon.tools.types.OpenTool`.
+    """One trajectory's Python session; implements `OpenTool`.
 
-    Code that ends its interpreter has that as its own observation, and the next call a fresh interpreter, which is
-    said. So has code whose state cannot be gone back to through its own doing (it ended the frozen copies): it must not
-    come out as a fault of ours, for which a rollout is dropped. A state that cannot be kept (threads, processes and
-    sockets that are open, folders nested too deep) stays as it is: CheckpointRefused. Where the sandbox lost the
-    session (evicted, worker died), every further call is `infrastructure`.
+    After code that ends its interpreter, the next call has a fresh one, with a notice. So it is after code that made
+    its own state unavailable (it ended the frozen copies): that must not become an infrastructure fault, which drops
+    the rollout. A state that cannot be kept (open threads, processes and sockets, folders nested too deep) stays as it
+    is: CheckpointRefused. If the sandbox lost the session (evicted, worker died), every further call is
+    `infrastructure`.
     """
 
     def __init__(self, start: StartSession, session: Session, formatter: ObservationFormatter, trajectory: str) -> None:
@@ -275,7 +271,7 @@ class PythonSession:
 
     @classmethod
     async def open(cls, start: StartSession, formatter: ObservationFormatter, trajectory: str) -> Self:
-        """Raises InfrastructureFault."""
+        """Open a trajectory's session. Raises InfrastructureFault."""
         try:
             session = await start(seed=derive("python", trajectory))
         except FAULTS as error:
@@ -314,7 +310,7 @@ class PythonSession:
 
     async def rollback(self, checkpoint: str) -> None:
         if checkpoint not in self._checkpoints:
-            raise InfrastructureFault(f"no checkpoint {checkpoint!r} to go back to")
+            raise InfrastructureFault(f"no checkpoint {checkpoint!r}: it was discarded or never made")
         session, name, notice, self._restarts = self._checkpoints[checkpoint]
         try:
             try:
@@ -342,8 +338,8 @@ class PythonSession:
         self._checkpoints.clear()
 
     async def _restart(self, cause: SessionLost) -> None:
-        """Go on in a fresh session; the old one stays while there are checkpoints in it. Raises `cause` where that is
-        the sandbox's fault."""
+        """Continue in a fresh session; the old one stays while it holds checkpoints. Raises `cause` if the sandbox is
+        at fault."""
         if not cause.by_own_code:
             raise cause
         self._restarts += 1

@@ -176,7 +176,7 @@ class RlmSession(PythonSession):
 
 
 def describe_context(context: object) -> str:
-    """Say what the input is, for the end of a question about it."""
+    """Describe the input, at the end of a question about it."""
     if isinstance(context, str):
         return f"`context` is a str of {len(context):,} characters."
     if isinstance(context, Sequence):

@@ -19,7 +19,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Segment, Trajectory
 from retcon.engine.types import Generator
 from retcon.planning.rollouts import check_rollouts_fit
-from retcon.rollout.lengths import fitting, prompt_ids
+from retcon.rollout.lengths import count_prompt_ids, drop_long_prompts
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import in_template
@@ -48,7 +48,7 @@ class EngineSource:
         tasks = self.tasks.part(start, stop)
         if self.into is not None:
             for task in tasks:
-                prompt_ids(self.into, task)  # what the learner's template refuses is said before it is rolled out
+                count_prompt_ids(self.into, task)  # what the learner's template refuses is said before it is rolled out
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
             return await self.roller.roll(tasks, self.engine, attempt=number)
@@ -99,7 +99,7 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
         chat = build_chat(apply_override(own, f"model.style={section.style}"), folder, tasks)
     check_rollouts_fit(recipe, folder)
     engine = build_policy(recipe, folder, chat, setup.on_place)
-    fit = fitting(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
+    fit = drop_long_prompts(drawn_tasks(tasks, recipe.run.seed), chat, recipe.rollout.max_tokens)
     name = section.model or recipe.model.path
     closing = engine if isinstance(engine, AbstractAsyncContextManager) else nullcontext()
     sampling = build_sampling(recipe)

@@ -26,9 +26,9 @@ from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable,
 from retcon.core.types import Trajectory, Turn, ids_of
 from retcon.runs.folder import Values, as_now, differing, relevant
 from retcon.store import jsonl
-from retcon.store.jsonl import gathered, lines_of
+from retcon.store.jsonl import attach_children, lines_of
 from retcon.store.lines import JOURNAL, SUFFIX, LineAppender
-from retcon.store.whole import alone_on, refuse_special
+from retcon.store.whole import check_regular_file, lock_file
 from retcon.tasks.registry import TaskSet
 from retcon.train.demos.annotated import Progress, with_share
 from retcon.train.demos.rolling import TOO_LONG
@@ -64,7 +64,7 @@ def clear(file: Path) -> None:
     with suppress(CheckpointError, StorageError, OSError):
         if begun(file):
             path = file.with_name(file.name + SUFFIX)
-            with alone_on(path):
+            with lock_file(path):
                 path.unlink()
 
 
@@ -105,9 +105,9 @@ class FileJournal(Journal):
     def __init__(self, file: Path, made_from: Values, recipe: Recipe) -> None:
         super().__init__()
         self.path = file.with_name(file.name + SUFFIX)
-        refuse_special(self.path)
+        check_regular_file(self.path)
         with ExitStack() as opening:
-            opening.enter_context(alone_on(self.path))
+            opening.enter_context(lock_file(self.path))
             begun(file)
             # Under the lock, as it removes a line that was cut off, or that another process is writing.
             self._lines = opening.enter_context(LineAppender(self.path))
@@ -128,7 +128,7 @@ class FileJournal(Journal):
                         f"{self.path}, line {number}: candidates up to {stretch['stop']} after those up to "
                         f"{self.stop}: two commands wrote it at once; remove it, and start over"
                     )
-                kept = list(gathered(from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]))
+                kept = list(attach_children(from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]))
                 super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error

@@ -16,7 +16,7 @@ from retcon.core.types import Trajectory
 from retcon.engine.openai.messages import PRINTED
 from retcon.engine.types import Generation, SamplingParams
 from retcon.models.remote import RemoteModel, RequestRefused, key_is_missing
-from retcon.rollout.lengths import fitting
+from retcon.rollout.lengths import drop_long_prompts
 from retcon.tasks.types import Task
 from retcon.train.demos.rolling import (
     Drawn,
@@ -130,7 +130,7 @@ async def open_remote(section: OpenAI, setup: DemoSetup) -> AsyncIterator[Remote
     seeds = await _takes_seeds(RemoteModel("teacher", section.url, section.model, attempts=1, **about), sampling)
     model = RemoteModel("teacher", section.url, section.model, patience=section.patience, **about)
     nobody = RemoteTeacher(model, setup.chat, section.instructions, {})
-    fit = Drawn(fitting(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
+    fit = Drawn(drop_long_prompts(drawn_tasks(tasks, recipe.run.seed), setup.chat, recipe.rollout.max_tokens))
     try:
         async with open_roller(setup, tasks, nobody, model=section.model, sampling=sampling) as roller:
             need_python(roller, "openai")

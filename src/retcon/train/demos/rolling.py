@@ -18,7 +18,7 @@ from retcon.core.types import Trajectory
 from retcon.engine.types import Generation, Generator, SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
-from retcon.rollout.lengths import PATIENCE, check_lengths, prompt_ids
+from retcon.rollout.lengths import PATIENCE, check_lengths, count_prompt_ids
 from retcon.tasks.registry import AnswersSubcalls, TaskSet, Taught
 from retcon.tasks.types import Lesson, Task
 from retcon.train.demos.types import LOST, DemoSetup, Made
@@ -47,7 +47,7 @@ class Roller:
 
     def fits(self, task: Task) -> bool:
         """Whether a task's prompt leaves room to answer."""
-        return prompt_ids(self.context.chat, task) < self.context.limits.max_tokens
+        return count_prompt_ids(self.context.chat, task) < self.context.limits.max_tokens
 
 
 @asynccontextmanager

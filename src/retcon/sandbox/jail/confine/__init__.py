@@ -1,1 +1,1 @@
-"""What a worker gives up, by tier, before it runs anything, and what confines its calls."""
+"""Confinement of workers and their calls, by tier."""

@@ -1,7 +1,7 @@
-"""cgroup v2: a kernel's own bound on the memory and the number of processes of a worker's calls. Where it is granted.
+"""cgroup v2: kernel limits on memory and processes of a worker's calls.
 
-Needed is a cgroup that this user may write, whose children have the controllers `memory` and `pids`: the one named by
-the environment variable RETCON_CGROUP, or the process's own. Whether it can be had is found by making a child in it.
+It needs a cgroup that this user may write, whose children have the controllers `memory` and `pids`: the one named by
+the environment variable RETCON_CGROUP, or the process's own. Making a child in it shows whether that works.
 Kernel documentation admin-guide/cgroup-v2. Standard library only.
 """
 
@@ -18,7 +18,7 @@ CONTROLLERS = ("memory", "pids")
 
 
 def own(mount: str = MOUNT, table: str = "/proc/self/cgroup") -> str:
-    """The folder of this process's cgroup. Raises OSError where there is no cgroup v2."""
+    """Return the folder of this process's cgroup. Raises OSError without cgroup v2."""
     with open(table) as file:
         for line in file:
             if line.startswith("0::"):
@@ -29,10 +29,10 @@ def own(mount: str = MOUNT, table: str = "/proc/self/cgroup") -> str:
 
 
 class Group:
-    """A cgroup of one worker's. Made in `parent`, removed by the next that is made there once it is empty."""
+    """One worker's cgroup in `parent`. The next one made there removes it once it is empty."""
 
     def __init__(self, parent: str, name: str) -> None:
-        """Raises OSError that says what is missing."""
+        """Create the cgroup. Raises OSError, which names what is missing."""
         self.folder = f"{parent}/{PREFIX}{name}"
         _enable(parent)
         _sweep(parent)
@@ -46,28 +46,28 @@ class Group:
         self._limit = 0
 
     def join(self, pids: int) -> None:
-        """This process and all that it will start, `pids` tasks at a time. Raises OSError."""
+        """Move this process into the cgroup, with at most `pids` tasks. Raises OSError."""
         _put(f"{self.folder}/pids.max", str(pids))
         with contextlib.suppress(OSError):  # kernels without swap accounting
             _put(f"{self.folder}/memory.swap.max", "0")
         _put(f"{self.folder}/cgroup.procs", "0")
 
     def limit(self, size: int) -> None:
-        """Bytes of memory, files of the scratch folder included."""
+        """Limit memory, files of the scratch folder included. size: bytes."""
         if size != self._limit:
             os.pwrite(self._memory, str(size).encode(), 0)
             self._limit = size
 
     def kills(self) -> tuple[int, int]:
-        """How often its own memory limit was reached with nothing to free, and how many of its processes the kernel has
-        ended for want of memory, there or of the machine's."""
+        """Return how often memory hit the limit, and the OOM kills.
+
+        The latter also count kills for lack of the machine's memory."""
         counts = dict(line.split()[:2] for line in os.pread(self._events, 4096, 0).splitlines())
         return int(counts.get(b"oom", 0)), int(counts.get(b"oom_kill", 0))
 
 
 def join(name: str, pids: int) -> Group:
-    """A group of this process's own, entered; the variable is not for its calls. Raises OSError that says why there is
-    none."""
+    """Create and join a cgroup for this process; hide the variable from its calls. Raises OSError with the reason."""
     group = Group(os.environ.pop(VARIABLE, "") or own(), name)
     try:
         group.join(pids)
@@ -86,7 +86,7 @@ def _enable(parent: str) -> None:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what workers that are gone have left; the kernel refuses it for those that are in use."""
+    """Remove cgroups of dead workers; the kernel refuses to remove those in use."""
     for name in os.listdir(parent):
         if name.startswith(PREFIX):
             with contextlib.suppress(OSError):

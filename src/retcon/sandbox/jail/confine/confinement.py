@@ -1,4 +1,4 @@
-"""What holds around the calls of a worker, and how a call's process puts the rest of it on itself."""
+"""Confinement of a worker's calls, partly applied by their own processes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from retcon.sandbox.jail.confine.users import become
 from retcon.sandbox.jail.messages import Facts
 from retcon.sandbox.jail.usage import MachineKills, children
 
-# The loopback interface of a network namespace of one's own: programs may talk to themselves, over it alone.
+# Loopback interface of the worker's own network namespace: programs may talk to themselves, over it alone.
 #
-# It is brought up only where the kernel's memory for what waits in its
-# connections can be bounded: that counts nowhere else, and TCP lets it grow to some ten MiB for each connection.
+# It is brought up only if the kernel's socket buffers can be bounded: no other limit counts them, and TCP lets them
+# grow to some ten MiB per connection.
 
 BUFFERS = "4096 65536 131072"
-"""Bytes that a connection may hold back, at each end: least, at first, most."""
+"""Buffer of a connection in bytes, at each end: minimum, initial, maximum."""
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _READ = 4096
 
 
 def bring_up() -> Traffic:
-    """In a fresh network namespace, with the capabilities that its maker has there. Raises OSError."""
+    """Bring up loopback in a new network namespace. Needs its capabilities; raises OSError."""
     for way in ("rmem", "wmem"):
         with open(f"/proc/sys/net/ipv4/tcp_{way}", "w") as file:
             file.write(BUFFERS)
-    # a port stays taken for a minute after a connection, which a session that is taken back would meet
+    # TIME_WAIT: a port stays taken for a minute after a connection, also for a session that was rolled back
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w") as file:
         file.write("0")
     traffic = Traffic()
@@ -43,17 +43,17 @@ def bring_up() -> Traffic:
 
 
 class Traffic:
-    """Counts what has passed through the namespace that this process is in."""
+    """Traffic counter of this process's network namespace."""
 
     def __init__(self) -> None:
         self._counters = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
         self._before = self._now()
 
     def seen(self) -> bool:
-        """Whether there was any since this was made.
+        """Return whether there was any traffic since this was made.
 
-        Then something of it may be left to be met by who comes next, such as a port that stays taken for a minute
-        where the kernel does not let `bring_up` keep it from that.
+        Then the next call may find remains of it, such as a port that stays taken for a minute if the kernel does not
+        let `bring_up` prevent that.
         """
         return self._now() != self._before
 
@@ -62,18 +62,17 @@ class Traffic:
 
 
 class Confinement:
-    """Made by `isolate`, once per worker; the worker and the calls that it forks read it.
+    """Confinement of a worker and its calls, made by `isolate`.
 
-    tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: what a
-    call may have written to, to be emptied after it; `mode` is theirs, and their size has a bound where `bounded`.
-    folders: by whose names a call may be given files, beside its scratch folder.
-    proc: descriptor of a /proc, for the worker alone. kills: of the machine, for want of memory.
-    tasks: how many processes of its uid a call may find running.
+    tier: `namespaces`, `landlock` or `rlimits`. root: the folder in which scratch folders are made. writable: folders
+    that a call may write, emptied after it, with this `mode` and, if `bounded`, a limited size. folders: absolute paths
+    below which a call may get files, besides its scratch folder. proc: descriptor of a /proc, for the worker alone.
+    kills: OOM kills of the machine. tasks: other processes of its uid that a call may find running.
 
-    network, files, processes, own_user, system_calls: whether calls are kept from the network, from files that are not
-    theirs, from processes that are not theirs, from the rights of the user who started the worker, and from the parts
-    of the kernel that none needs. traffic: of the loopback that calls have for themselves, None where they have none.
-    group: the worker's cgroup, None where there is none, for the reason `no_group`.
+    network, files, processes, own_user, system_calls: whether calls are kept from the network, from files and processes
+    that are not theirs, from the rights of the user who started the worker, and from parts of the kernel that no call
+    needs. traffic: of the calls' loopback, None without one. group: the worker's cgroup, None for the reason
+    `no_group`.
     """
 
     def __init__(self, tier: str, root: str) -> None:
@@ -99,7 +98,7 @@ class Confinement:
         self.of_sessions: Filter | None = None
 
     def take_user(self, scratch: str) -> None:
-        """In the call's process: the worker's user becomes the call's, where that is left to it."""
+        """Switch to the call's user, if the worker has not."""
         if self.become is None:
             return
         os.chown(scratch, self.become, self.become)
@@ -109,11 +108,11 @@ class Confinement:
         kernel.set_capabilities(self.keeps)
 
     def confine_call(self) -> None:
-        """In the call's process, last: from here on it has threads, and processes in the tier `namespaces` alone."""
+        """Apply the last limits to a call's process; only the tier `namespaces` lets it fork afterwards."""
         self._confine(self.of_calls)
 
     def confine_session(self) -> None:
-        """As `confine_call`, but it may fork in every tier, as a checkpoint does. `kill_all` ends what it leaves."""
+        """Apply the last limits to a session. It may fork in every tier; `kill_all` ends leftover processes."""
         self._confine(self.of_sessions)
 
     def _confine(self, rules: Filter | None) -> None:
@@ -129,8 +128,7 @@ class Confinement:
     def kill_all(self) -> None:
         """End every process that the worker's calls left.
 
-        In one step, which a process that forks cannot outrun, where the kernel knows which are the worker's
-        (`kill_reaches`); else those that it has as children at the moment.
+        With `kill_reaches` in one step, which a forking process cannot outrun; else the worker's present children.
         """
         with contextlib.suppress(ProcessLookupError):
             if self.kill_reaches:
@@ -140,7 +138,7 @@ class Confinement:
                 os.kill(pid, signal.SIGKILL)
 
     def facts(self) -> Facts:
-        """For the pool: what holds, and in words what does not."""
+        """Return the pool's facts: what is protected, and in words what is not."""
         return Facts(
             tier=self.tier,
             network=self.network,
@@ -154,7 +152,7 @@ class Confinement:
         )
 
     def unprotected(self) -> list[str]:
-        """What calls are not kept from, a line for each part of docs/sandbox/threats.md."""
+        """Describe gaps, a line per part of docs/sandbox/threats.md."""
         files, processes = [], []
         if not self.files:
             files.append(

@@ -1,4 +1,4 @@
-"""What a worker gives up, once, before it runs anything. Linux only; standard library only.
+"""Isolation of a worker, applied once before it runs anything. Linux and standard library only.
 
 - `namespaces`: process 1 of namespaces of its own (process, mount, network, IPC, host name, and user where it is not
   root), in a root file system that shows only what Python needs (`root`), as an unprivileged user without capabilities.
@@ -22,13 +22,13 @@ from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement, bring_up
 from retcon.sandbox.jail.confine.users import (
-    NOBODY,
+    OVERFLOW_UID,
     become,
     closed_to_others,
     count_tasks,
     may_be_shared,
     pick_uid,
-    why_not,
+    why_not_become,
 )
 from retcon.sandbox.jail.usage import MachineKills
 
@@ -36,8 +36,8 @@ CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
 SPACES = CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS
 
-SAME_USER_ABI = 3  # before it, Landlock lets a file be emptied that may only be read
-SLACK = 64  # tasks of a user who does other things too, started after they were counted
+SAME_USER_ABI = 3  # before it, Landlock lets read-only files be truncated
+SLACK = 64  # tasks that the user starts after they were counted
 TASKS = 1024  # of a worker's cgroup: each call has its own, lower limit
 OPEN_FILES = 16384  # of the worker itself, which walks folders as deep as calls make them
 QUEUED_SIGNALS = 512  # and timers, in the kernel's memory, of a user who may have other processes
@@ -52,14 +52,13 @@ HELP = {
 
 
 def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
-    """Give up all that `tier` says, or the best of `namespaces` and `landlock` where it is empty.
+    """Isolate this process by `tier`; "": the best contained one.
 
-    To be called in a process with one thread, freshly forked or started; everything that this package will need must
-    be imported. folder: an empty one, for scratch or to mount on. uid: whom calls run as where the process is root,
-    None to have one picked; others stay who they are.
+    Call it in a new process with one thread, after all imports of this package. folder: an empty one, for scratch or as
+    mount point. uid: user of the calls if this process is root, None to pick one; other users stay themselves.
 
-    Returns in a child of the process that called (process 1 of the namespace; the caller waits for it and ends), or in
-    the caller itself in the other tiers. Raises OSError, with what to do, where the tier is unavailable.
+    In the tier `namespaces` it returns in a child (process 1 of the namespace; the caller waits for it and ends), in
+    the other tiers in the caller. Raises OSError, with what to do, if the tier is unavailable.
     """
     if uid is None and os.geteuid() == 0:
         uid = pick_uid()
@@ -72,17 +71,17 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
     try:
         confinement.group = cgroup.join(str(os.getpid()), TASKS)
     except OSError as error:
-        confinement.no_group = _said(error)
+        confinement.no_group = _reason(error)
     try:
         _TIERS[tier](confinement, uid)
         _finish(confinement)
     except OSError as error:
-        raise OSError(f"tier {tier!r} is unavailable here ({_said(error)}): {HELP[tier]}") from error
+        raise OSError(f"tier {tier!r} is unavailable here ({_reason(error)}): {HELP[tier]}") from error
     return confinement
 
 
 def attempt(folder: str, tier: str, uid: int | None) -> str:
-    """Why `tier` is unavailable, empty where it is not: tried in a process of its own, which is gone afterwards."""
+    """Try a tier in a temporary process; return why it is unavailable, "" if it works."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -96,7 +95,7 @@ def attempt(folder: str, tier: str, uid: int | None) -> str:
             confinement.confine_call()
             answer = "+"
         except OSError as error:
-            answer = _said(error)
+            answer = _reason(error)
         finally:
             os.write(writes, answer.encode())
             os._exit(0)
@@ -110,36 +109,36 @@ def attempt(folder: str, tier: str, uid: int | None) -> str:
 
 
 def set_limits() -> None:
-    """Of the worker, and of its calls where they get none of their own.
+    """Set the worker's limits, which its calls inherit.
 
-    The limit on core dumps is 1 byte, and the filter keeps it there: a handler behind a pipe in the machine's
-    core_pattern is started under any other, 0 included (core(5); `coredump_pipe` in the kernel's fs/coredump.c).
+    The limit on core dumps is 1 byte, and the filter keeps it there: any other, 0 included, starts a handler behind a
+    pipe in the machine's core_pattern (core(5); `coredump_pipe` in the kernel's fs/coredump.c).
     """
-    with contextlib.suppress(ValueError):  # the machine's own is 0, and this user may not raise it
+    with contextlib.suppress(ValueError):  # the hard limit is 0, and this user may not raise it
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES if hard < 0 else min(hard, OPEN_FILES), hard))
 
 
 def die_with_parent() -> None:
-    """SIGKILL to this process when the thread that started it ends. A change of user undoes it."""
+    """Have the kernel kill this process when its parent thread ends. A change of user undoes it."""
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _best(folder: str, uid: int | None) -> str:
-    said = []
+    problems = []
     for tier in ("namespaces", "landlock"):
         problem = attempt(folder, tier, uid)
         if not problem:
             return tier
-        said.append(f"{tier}: {problem}; {HELP[tier]}")
+        problems.append(f"{tier}: {problem}; {HELP[tier]}")
     raise OSError(
-        "no tier that contains calls can be had here. " + ". ".join(said) + ". Or ask for tier='rlimits', which limits "
-        "calls but leaves files and processes open to them"
+        "no tier that contains calls is available here. " + ". ".join(problems) + ". Or ask for tier='rlimits', which "
+        "limits calls but leaves files and processes open to them"
     )
 
 
-def _said(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return str(error.args[-1]) if error.filename is None else f"{error.strerror}: {error.filename}"
 
 
@@ -150,14 +149,14 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
     else:
         try:
             kernel.unshare(SPACES)
-        except OSError as error:  # root without CAP_SYS_ADMIN, as in most containers: no more than any user here
+        except OSError as error:  # root without CAP_SYS_ADMIN, as in most containers, is like any user
             if (closed := _closed_folder()) is not None:
-                raise OSError(f"{_said(error)}, and user {uid} cannot enter {closed}, where Python is") from error
+                raise OSError(f"{_reason(error)}, and user {uid} cannot enter {closed}, where Python is") from error
             become(uid)
             uid = None
             die_with_parent()
             _unshare_as_user()
-    with contextlib.suppress(OSError):  # some containers let nobody set what bounds it
+    with contextlib.suppress(OSError):  # some containers do not allow setting its buffers
         confinement.traffic = bring_up()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -169,13 +168,13 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
     if uid is not None:
         become(uid)
     kernel.set_capabilities(None)
-    with open(os.__file__):  # can be read as this user, in this root?
+    with open(os.__file__):  # check that this user can read Python in this root
         pass
     confinement.writable, confinement.root, confinement.bounded = entered.writable, entered.writable[0], True
     confinement.folders = entered.folders
     confinement.network = confinement.files = confinement.processes = confinement.kill_reaches = True
     confinement.own_user = own_user
-    confinement.tasks = 1 if uid != NOBODY else SLACK + count_tasks(NOBODY)
+    confinement.tasks = 1 if uid != OVERFLOW_UID else SLACK + count_tasks(OVERFLOW_UID)
 
 
 def _landlock(confinement: Confinement, uid: int | None) -> None:
@@ -185,7 +184,7 @@ def _landlock(confinement: Confinement, uid: int | None) -> None:
     _leave_user_to_calls(confinement, uid, (kernel.CAP_DAC_READ_SEARCH, kernel.CAP_DAC_OVERRIDE))
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     rules = landlock.Ruleset(version, files=True)
-    rules.allow([*root.readable(), "/proc/cpuinfo"], landlock.READ)  # libraries choose code by it
+    rules.allow([*root.readable(), "/proc/cpuinfo"], landlock.READ)  # by which libraries choose code
     rules.allow(root.DEVICES, landlock.DEVICE)
     rules.allow([confinement.root], landlock.SCRATCH)
     confinement.ruleset = rules
@@ -213,16 +212,16 @@ _TIERS: dict[str, Callable[[Confinement, int | None], None]] = {
 
 
 def _leave_user_to_calls(confinement: Confinement, uid: int | None, capabilities: tuple[int, ...]) -> None:
-    """Calls take `uid` themselves. Where it could not read Python, one of `capabilities` is left to them."""
+    """Let calls switch to `uid` themselves, with one of `capabilities` if it cannot read Python otherwise."""
     confinement.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     confinement.become, confinement.own_user = uid, uid is not None
     if uid is None:
         confinement.tasks = SLACK + count_tasks(os.getuid())
         return
-    if problem := why_not(uid):
+    if problem := why_not_become(uid):
         raise OSError(f"calls cannot become user {uid}: {problem}")
     confinement.mode = 0o711  # to pass through, to a scratch folder that is theirs
-    confinement.tasks = SLACK + count_tasks(uid) if uid == NOBODY else 0
+    confinement.tasks = SLACK + count_tasks(uid) if uid == OVERFLOW_UID else 0
     if (closed := _closed_folder()) is not None:
         confinement.keeps = next(filter(kernel.has_capability, capabilities), None)
         if confinement.keeps is None:
@@ -230,15 +229,15 @@ def _leave_user_to_calls(confinement: Confinement, uid: int | None, capabilities
 
 
 def _closed_folder() -> str | None:
-    """The folder that keeps other users from this Python, None where they can read it."""
+    """Return the folder that keeps other users from this Python, if any."""
     needed = (sys.base_prefix, *filter(os.path.isdir, sys.path))
     return next(filter(None, map(closed_to_others, needed)), None)
 
 
 def _finish(confinement: Confinement) -> None:
-    """What is the same in every tier.
+    """Apply the limits that all tiers share.
 
-    The queue of signals is bounded only here: a user namespace then has one of its own, not one with all of the user's.
+    The signal queue is limited only here: a user namespace then has its own queue, apart from the user's.
     """
     hard = resource.getrlimit(resource.RLIMIT_SIGPENDING)[1]
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (QUEUED_SIGNALS if hard < 0 else min(hard, QUEUED_SIGNALS),) * 2)
@@ -272,7 +271,7 @@ def _unshare_as_user() -> None:
 
 
 def _become_init() -> None:
-    """Go on as process 1 of the new process namespace: when it ends, the kernel ends all that it ever started."""
+    """Continue as process 1 of the new PID namespace: when it ends, the kernel ends all its descendants."""
     pid = os.fork()
     if pid:
         os.closerange(3, 256)
@@ -281,9 +280,9 @@ def _become_init() -> None:
 
 
 def _parent_is_out_of_reach() -> bool:
-    """Whether signals are scoped: some kernels say so and do not do it, and then a sweep must not rely on it."""
+    """Whether signals really are scoped: some kernels claim it wrongly, and a sweep must not rely on it."""
     parent = os.getppid()
-    if parent == 0:  # in another pid namespace: it cannot be tried
+    if parent == 0:  # in another PID namespace: it cannot be tried
         return False
     try:
         os.kill(parent, 0)

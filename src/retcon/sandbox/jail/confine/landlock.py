@@ -1,7 +1,7 @@
-"""Landlock: a process gives up access to files, TCP ports, sockets and signals, without any privilege.
+"""Landlock: unprivileged limits on files, TCP ports, sockets and signals.
 
-A ruleset is made once per worker; putting it on a call's process is one system call. What the running kernel knows is
-asked for by its ABI, and what it grants is then tried (`isolate`): some kernels claim more than they hold.
+A ruleset is made once per worker; applying it to a call's process is one system call. The kernel's ABI version tells
+what it supports, which is then tried (`isolate`), as some kernels claim too much.
 
 Kernel documentation userspace-api/landlock; man page landlock(7).
 """
@@ -39,25 +39,25 @@ _QUIET_ABI, _QUIET = 7, 1  # do not fill the audit log with what was denied
 
 
 def abi() -> int:
-    """The version that the kernel offers, at most `KNOWN_ABI`. Raises OSError where it has no Landlock."""
+    """Return the kernel's ABI version, at most `KNOWN_ABI`. Raises OSError without Landlock."""
     version_flag = 1
     offered = kernel.syscall(_number("landlock_create_ruleset"), None, 0, version_flag, what="Landlock")
     return min(offered, KNOWN_ABI)
 
 
 class Ruleset:
-    """What stays allowed: a descriptor, to be put on any number of processes.
+    """Landlock ruleset, which can be applied to any number of processes.
 
-    version: the ABI to keep to. files: access to the file system is denied but for what `allow` lists; without, all of
-    it stays allowed except writing below /proc, and other processes are closed: their memory, environment and files in
+    version: ABI to use. files: allow only the accesses that `allow` lists; without it, all of the file system stays
+    allowed except writing below /proc, and only other processes are closed: their memory, environment and files in
     /proc (as to ptrace), and from ABI 6 on signals and abstract sockets.
     """
 
     def __init__(self, version: int, *, files: bool) -> None:
-        """Raises OSError."""
+        """Create the ruleset. Raises OSError."""
         self.version = version
         known = _FILES[max(v for v in _FILES if v <= version)]
-        self.handled = known if files else known & (REFER | WRITE_FILE)  # REFER is denied wherever it is not allowed
+        self.handled = known if files else known & (REFER | WRITE_FILE)  # REFER is denied unless allowed
         self.scoped = version >= SCOPE_ABI
         attributes = [self.handled]
         if version >= TCP_ABI:
@@ -73,7 +73,7 @@ class Ruleset:
             self.allow((f"/{name}" for name in os.listdir("/") if name != "proc"), WRITE_FILE)
 
     def allow(self, paths: Iterable[str], access: int) -> None:
-        """Access beneath each of `paths`, of what this ABI knows. What does not exist is left out."""
+        """Allow access beneath `paths`, as far as supported. Missing paths are skipped."""
         for path in paths:
             try:
                 fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -88,7 +88,7 @@ class Ruleset:
                 os.close(fd)
 
     def apply(self) -> None:
-        """For this thread and all that it starts, for good. It must have no-new-privs. Raises OSError."""
+        """Restrict this thread and its descendants for good. Needs no-new-privs; raises OSError."""
         flags = _QUIET if self.version >= _QUIET_ABI else 0
         kernel.syscall(_number("landlock_restrict_self"), self._fd, flags, what="Landlock")
 

@@ -1,8 +1,8 @@
-"""A root file system that shows only what Python needs, and what of the host that is. Linux, standard library only.
+"""Root file system with only what Python needs. Linux and standard library only.
 
 Read-only: the system's libraries and programs, the interpreter, its packages. Made here: /etc, /dev, /proc. Writable:
-/tmp (another folder where Python itself lies below it), /dev/shm and `GIVEN`, all of one tmpfs whose size and number of
-files are bounded. Nothing else of the host is there.
+/tmp (another folder if Python itself lies below it), /dev/shm and `GIVEN`, all in one tmpfs of limited size and number
+of files. Nothing else of the host is visible.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import NamedTuple
 from retcon.sandbox.jail import kernel
 
 SIZE_MB, FILES = 64, 8192
-"""What the calls of a worker may keep in files at a time."""
+"""Limits on the files of a worker's calls: size and number."""
 HOMES = ("/tmp", "/var/tmp", "/home/sandbox")
 SHARED = "/dev/shm"
 GIVEN = ("/mnt", "/data", "/workspace")
-"""One folder under the names at which programs that were written for other sandboxes expect what they are given."""
+"""Names of one folder, at which programs for other sandboxes expect their inputs."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 ETC = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives", "/etc/fonts")
-OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all of it: a project may be its own environment
+OF_A_PREFIX = ("bin", "lib", "lib64", "share", "pyvenv.cfg")  # not all: a project's folder may be its venv
 DEVICES = ("/dev/null", "/dev/full", "/dev/random", "/dev/urandom")
-"""Not /dev/zero: what is mapped of it is memory that counts for no process (`seccomp`). /dev/full reads the same."""
+"""Without /dev/zero, whose mappings are memory that counts for no process (`seccomp`). /dev/full reads the same."""
 USER = "sandbox"
 READ_ONLY = kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
 
 
 def readable() -> list[str]:
-    """Paths of the host that calls may read: what of the system, this interpreter and its packages exists."""
+    """List the host's paths that calls may read: the system, this interpreter, its packages."""
     wanted = [*SYSTEM, *ETC]
     for prefix in (sys.base_prefix, sys.base_exec_prefix, sys.prefix, sys.exec_prefix):
         wanted += [os.path.join(prefix, part) for part in OF_A_PREFIX]
@@ -40,8 +40,8 @@ def readable() -> list[str]:
 
 
 class Entered(NamedTuple):
-    """A root that was entered. writable: its folders that are, scratch first; folders: the same by all their names.
-    proc: whether it has a /proc."""
+    """A root that was entered. writable: its writable folders, scratch first; folders: with all their names. proc:
+    whether it has a /proc."""
 
     writable: tuple[str, ...]
     folders: tuple[str, ...]
@@ -49,10 +49,10 @@ class Entered(NamedTuple):
 
 
 def enter(point: str, uid: int, owner: int | None) -> Entered:
-    """Make the new root in a tmpfs over the folder `point` and go there.
+    """Build the new root in a tmpfs over `point`, and enter it.
 
-    uid: whom the calls run as. owner: whom the writable folders are given to, None where it is this process's user.
-    Needs a mount and a pid namespace of this process's own. Raises OSError.
+    uid: user of the calls. owner: of the writable folders, None: this process's user. Needs this process's own mount
+    and PID namespaces. Raises OSError.
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     shown, links = _plan(readable())
@@ -71,7 +71,7 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
             os.symlink(target, point + path)
     for path, fd in devices.items():
         _bind(fd, point + path)
-        kernel.make_read_only(point + path, 0)  # a device is written to all the same, but its times stay
+        kernel.make_read_only(point + path, 0)  # a device stays writable, but its times are fixed
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         os.symlink(f"/proc/self/fd/{number}", f"{point}/dev/{name}")
     os.symlink("/proc/self/fd", f"{point}/dev/fd")
@@ -79,13 +79,13 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
     _make_writable(point, home, given, owner)
     own_proc = _mount_proc(f"{point}/proc")
     kernel.change_root(point)
-    # not what is mounted below: that is read-only already, or meant to be written
+    # not the mounts below: they are read-only already, or meant to be written
     kernel.mount("none", "/", None, READ_ONLY)
     return Entered((home, SHARED, *given[:1]), (home, SHARED, *given), own_proc)
 
 
 def _free_home(needed: list[str]) -> str:
-    """Where calls may write, with nothing of `needed` in it."""
+    """Return a folder for calls to write to, without any of `needed` in it."""
     for home in HOMES:
         if not _holds(home, needed):
             return home
@@ -97,7 +97,7 @@ def _holds(folder: str, paths: list[str]) -> bool:
 
 
 def _plan(paths: list[str]) -> tuple[dict[str, int], dict[str, str]]:
-    """(real path to a descriptor of it, symbolic link to its target) that together make `paths` be there."""
+    """Return descriptors of real paths, and targets of symbolic links, that together provide `paths`."""
     shown: dict[str, int] = {}
     links: dict[str, str] = {}
     real_paths = sorted({_follow(path, links) for path in paths}, key=len)
@@ -108,7 +108,7 @@ def _plan(paths: list[str]) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def _follow(path: str, links: dict[str, str]) -> str:
-    """The real path; every link on the way is noted in `links`."""
+    """Resolve a path; add every link on the way to `links`."""
     done, rest = "", path.strip("/").split("/")
     while rest:
         step = f"{done}/{rest.pop(0)}"
@@ -146,7 +146,7 @@ def _write_etc(folder: str, uid: int, home: str) -> None:
 
 
 def _make_writable(point: str, home: str, given: list[str], owner: int | None) -> None:
-    """One tmpfs, folders of which are seen, each at its place: a mount point cannot be removed or replaced."""
+    """Mount folders of one tmpfs at their places: a mount point cannot be removed or replaced."""
     top = point + SHARED
     os.makedirs(top)
     options = f"mode=0700,size={SIZE_MB}m,nr_inodes={FILES}"
@@ -162,14 +162,14 @@ def _make_writable(point: str, home: str, given: list[str], owner: int | None) -
 
 
 def _mount_proc(folder: str) -> bool:
-    """A /proc of this pid namespace, of processes alone where the kernel has that; none where it is not allowed.
+    """Mount this PID namespace's /proc, only processes if the kernel can; return whether it was allowed.
 
-    To be read alone: a program that a call becomes by `exec` owns its files there, `oom_score_adj` among them.
+    Read-only, as a program that a call becomes by `exec` owns its files there, such as `oom_score_adj`.
     """
     os.mkdir(folder)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY
     for options in ("subset=pid", None):
-        with contextlib.suppress(OSError):  # some containers cover parts of theirs, and then a new one may not be had
+        with contextlib.suppress(OSError):  # not allowed in containers that mask parts of theirs
             kernel.mount("proc", folder, "proc", flags, options)
             return True
     return False

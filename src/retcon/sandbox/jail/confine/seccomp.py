@@ -1,7 +1,7 @@
-"""System call filters: classic BPF programs, put together here, that the kernel runs at each system call.
+"""System call filters (seccomp), assembled here as classic BPF programs.
 
-A worker puts the base filter on itself, once: all its calls inherit it and pay nothing. A second, smaller one is put on
-each call's process where the tier lacks what would hold otherwise. Filters stack: a call is allowed where all allow it.
+A worker applies the base filter to itself, once: all its calls inherit it for free. In weaker tiers each call's process
+gets a second, smaller one. Filters stack: a system call is allowed if all of them allow it.
 
 Man page seccomp(2); kernel documentation userspace-api/seccomp_filter. Linux on x86_64 and aarch64.
 """
@@ -22,9 +22,9 @@ NR, ARCH, ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data; both architect
 LOAD, EQUAL, GREATER, SET, AND, RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 
 Instruction = tuple[int, int, int, int]
-"""(operation, instructions to skip where it holds, where it does not, operand)"""
+"""(operation, instructions to skip if it holds, if it does not, operand)"""
 Rule = tuple[str, Sequence[Instruction]]
-"""A system call's name, and what is done at it; where the instructions run through, it is allowed."""
+"""A system call's name, and its instructions; if they fall through, it is allowed."""
 
 
 def give(action: int) -> Instruction:
@@ -32,17 +32,17 @@ def give(action: int) -> Instruction:
 
 
 def refuse(code: int) -> Instruction:
-    """The call is not made and fails with the error number `code`; with 0 it seems to succeed."""
+    """Fail the call with errno `code` without making it; with 0 it seems to succeed."""
     return give(ERRNO | code)
 
 
 def argument(index: int) -> Instruction:
-    """Load the lower half of an argument, which is all that the kernel takes of an int."""
+    """Load the lower half of an argument, all that an int has."""
     return (LOAD, 0, 0, ARGUMENTS + 8 * index)
 
 
 def upper(index: int) -> Instruction:
-    """Load the other half, of a pointer."""
+    """Load the upper half of an argument, for pointers."""
     return (LOAD, 0, 0, ARGUMENTS + 8 * index + 4)
 
 
@@ -51,22 +51,22 @@ def only_zero(index: int, code: int) -> list[Instruction]:
 
 
 def where_one_of(values: Sequence[int], action: Instruction) -> list[Instruction]:
-    """`action` where what was loaded is among `values`."""
+    """Take `action` if the loaded value is among `values`."""
     last = len(values) - 1
     tests = [(EQUAL, last - place, int(place == last), value) for place, value in enumerate(values)]
     return [*tests, action]
 
 
 def where_within(low: int, high: int, action: Instruction) -> list[Instruction]:
-    """`action` where what was loaded is from `low` (above 0) to `high`."""
+    """Take `action` if the loaded value is in [`low`, `high`]; low > 0."""
     return [(GREATER, 0, 2, low - 1), (GREATER, 1, 0, high), action]
 
 
-# System calls of which some uses reach beyond the process: commands of `fcntl`, `ioctl`, `prctl`, `mmap` and others.
+# System calls with uses that reach beyond the process: commands of `fcntl`, `ioctl`, `prctl`, `mmap` and others.
 #
-# A lease makes the host's own `open` of a file wait; an owner of a descriptor is sent signals; a lock on a file that
-# may only be read is one on the host's file; memory that is shared and has no name outlives its mapping and counts for
-# no process. Numbers from the kernel's include/uapi, the same on x86_64 and aarch64.
+# A lease makes the host's own `open` of a file wait; a descriptor's owner gets signals; a lock on a read-only file is
+# one on the host's file; shared anonymous memory outlives its mapping and counts for no process. Numbers from the
+# kernel's include/uapi, the same on x86_64 and aarch64.
 
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX = 8, 10, 15
 _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ = 1024, 1026, 1031
@@ -76,19 +76,19 @@ FCNTL_REFUSED = (
     *(_F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ),
     *(_F_SET_RW_HINT, _F_SET_FILE_RW_HINT),
 )
-"""Pipes keep the size that they are made with: the kernel's memory for them counts for no process."""
+"""Pipes keep their initial size, as the kernel's memory for them counts for no process."""
 
 _TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _FIOASYNC = 0x5412, 0x541C, 0x541D, 0x5423, 0x5452
 IOCTL_REFUSED = (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _FIOASYNC)
 IOCTL_ALLOWED = (
-    (0x5401, 0x545F),  # terminals and what every descriptor knows: TCGETS to FIOCLEX, FIONREAD and FIONBIO among them
-    (0x8903, 0x8907),  # of sockets: owner, mark and time; their neighbours below set an owner
-    (0x8910, 0x8940),  # network interfaces, of its own namespace or behind a socket that cannot be opened
+    (0x5401, 0x545F),  # terminals and generic ones: TCGETS to FIOCLEX, with FIONREAD and FIONBIO
+    (0x8903, 0x8907),  # of sockets: owner, mark and time; the numbers below set an owner
+    (0x8910, 0x8940),  # network interfaces, of its own namespace or unreachable without a socket
     (0x80045430, 0x80045432),  # a pseudoterminal's number, exclusiveness and lock
     (0x40045431, 0x40045431),
 )
-"""All others are answered as by a file that knows no commands. A file system's own work on files that may only be read:
-attributes, verity, encryption, defragmentation."""
+"""All others fail as on a file without ioctls: they let a file system work on read-only files (attributes, verity,
+encryption, defragmentation)."""
 
 _PR_SET_MM, _PR_SCHED_CORE, _PR_SET_MEMORY_MERGE, _PR_SET_PTRACER = 35, 62, 67, 0x59616D61
 PRCTL_REFUSED = (_PR_SET_MM, _PR_SCHED_CORE, _PR_SET_MEMORY_MERGE, _PR_SET_PTRACER)
@@ -99,7 +99,7 @@ _RLIMIT_CORE = 4
 
 
 def command_rules() -> list[Rule]:
-    """In every tier. The calls that programs make most come first: a filter is read from its start."""
+    """Return the rules on arguments for every tier, most frequent calls first."""
     return [
         ("mmap", _mmap()),
         ("madvise", [argument(2), *where_one_of([_MADV_PAGEOUT], refuse(errno.EINVAL))]),
@@ -113,14 +113,14 @@ def command_rules() -> list[Rule]:
 
 
 def no_allocation() -> list[Rule]:
-    """Where nothing but looking bounds the disk: room that is taken without being written. glibc writes zeros then."""
+    """Forbid fallocate where only polling limits the disk. glibc writes zeros then."""
     return [("fallocate", [refuse(errno.EOPNOTSUPP)])]
 
 
 def _mmap() -> list[Instruction]:
-    """No memory that is shared and anonymous: unmapped but for a page, all of it stays and counts nowhere.
+    """Forbid shared anonymous memory: if all but a page is unmapped, all of it stays and counts nowhere.
 
-    Nor huge pages, which are the machine's few and no part of a process's resident memory.
+    Also huge pages, which are scarce and not part of a process's resident memory.
     """
     shared = [(SET, 0, 2, _MAP_SHARED), (SET, 0, 1, _MAP_ANONYMOUS), refuse(errno.EPERM)]
     return [argument(3), *shared, (SET, 0, 1, _MAP_HUGETLB), refuse(errno.ENOMEM)]
@@ -143,12 +143,12 @@ def _prctl() -> list[Instruction]:
     return [
         argument(0),
         *where_one_of(PRCTL_REFUSED, refuse(errno.EPERM)),
-        # the worker's end ends its calls: one may ask for SIGKILL again, and not out of it
+        # a worker's end ends its calls: they may only set SIGKILL again
         (EQUAL, 0, 3, kernel.PR_SET_PDEATHSIG),
         argument(1),
         (EQUAL, 1, 0, signal.SIGKILL),
         refuse(errno.EPERM),
-        # its memory stays closed to its user's other processes, and to the host's handler of core dumps
+        # its memory stays closed to its user's other processes and to the host's core dump handler
         argument(0),
         (EQUAL, 0, 3, kernel.PR_SET_DUMPABLE),
         argument(1),
@@ -158,7 +158,7 @@ def _prctl() -> list[Instruction]:
 
 
 def _core_limit() -> list[Instruction]:
-    """The limit on core dumps stays what it is (`isolate`): reading it, without a new one, is allowed."""
+    """Keep the limit on core dumps (`isolate`); reading it is allowed."""
     no_new = [argument(2), (EQUAL, 0, 2, 0), upper(2), (EQUAL, 1, 0, 0)]
     return [argument(1), (EQUAL, 0, len(no_new) + 1, _RLIMIT_CORE), *no_new, refuse(0)]
 
@@ -174,7 +174,7 @@ _SOL_SOCKET, _SO_SNDBUF, _SO_RCVBUF, _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 1, 7, 8,
 
 
 def _calls(table: str) -> dict[str, tuple[int | None, int | None]]:
-    """By name, the numbers on x86_64 and aarch64. A table has `name=both` or `name=x86_64/aarch64`, `-` for none."""
+    """Parse a table of numbers on x86_64 and aarch64: `name=both` or `name=x86_64/aarch64`, `-` if missing."""
     found: dict[str, tuple[int | None, int | None]] = {}
     for name, numbers in (entry.split("=") for entry in table.split()):
         x86, arm = (None if one == "-" else int(one) for one in (numbers.split("/") * 2)[:2])
@@ -183,9 +183,9 @@ def _calls(table: str) -> dict[str, tuple[int | None, int | None]]:
 
 
 # From the kernel's own tables (arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h); a test
-# compares them with the headers of the machine where they are installed. From 424 on both are equal.
+# compares them with the machine's headers if they are installed. From 424 on both are equal.
 HIGHEST = 469
-"""Highest number known here (Linux 6.17). What is above is answered as an older kernel would: ENOSYS."""
+"""Highest number known here (Linux 6.17). Higher ones fail with ENOSYS, as on an older kernel."""
 DENIED = _calls("""
     ptrace=101/117 process_vm_readv=310/270 process_vm_writev=311/271 process_madvise=440 process_mrelease=448
     pidfd_getfd=438 kcmp=312/272 move_pages=279/239 migrate_pages=256/238 unshare=272/97 setns=308/268
@@ -206,20 +206,20 @@ ABSENT = _calls("""
     clone3=435 io_uring_setup=425 io_uring_enter=426 io_uring_register=427 memfd_create=319/279 memfd_secret=447
     file_setattr=469 io_setup=206/0
 """)
-"""Answered as if the kernel were older: libraries know what to do without (clone3's flags could not be looked at;
-requests of io_setup are a bounded number for the whole machine)."""
+"""Fail as on an older kernel, for which libraries have fallbacks (a filter cannot read clone3's flags; io_setup's
+requests are limited for the whole machine)."""
 UNSUPPORTED = _calls("""
     setxattr=188/5 lsetxattr=189/6 fsetxattr=190/7 setxattrat=463 removexattr=197/14 lremovexattr=198/15
     fremovexattr=199/16 removexattrat=466
 """)
-"""Answered as if the file system had no attributes: a default ACL on a shared folder would reach the next call."""
+"""Fail as on a file system without attributes: a default ACL on a shared folder would affect the next call."""
 SKIPPED = _calls("sync=162/81 syncfs=306/267")
-"""Seem to succeed: one that any descriptor allows has the machine's own file systems written out, time and again, and
-what a call writes need not outlive it."""
+"""Seem to succeed: any descriptor allows syncing the machine's own file systems, again and again, and a call's files
+need not outlive it."""
 OWN_ONLY = _calls("""
     sched_setaffinity=203/122 sched_setscheduler=144/119 sched_setparam=142/118 sched_setattr=314/274
 """)
-"""Allowed on the caller, whose id is 0 here; the worker has the same user in some tiers."""
+"""Allowed only on the caller (id 0), as the worker has the same user in some tiers."""
 _CHECKED = _calls("""
     prlimit64=302/261 setpriority=141/140 ioprio_set=251/30 kill=62/129 tkill=200/130 tgkill=234/131
     rt_sigqueueinfo=129/138 rt_tgsigqueueinfo=297/240 pidfd_send_signal=424 timer_create=222/107 clone=56/220
@@ -235,12 +235,12 @@ ARCHITECTURES = ("x86_64", "aarch64")
 
 
 def number(name: str, machine: str) -> int | None:
-    """Number of a system call on `machine` (as `os.uname` names it), None where it has none. Raises KeyError."""
+    """Return a system call's number on `machine` (of `os.uname`), if any. Raises KeyError."""
     return NUMBERS[name][ARCHITECTURES.index(machine)] if machine in ARCHITECTURES else None
 
 
 def base_rules() -> list[Rule]:
-    """What no call needs, in any tier."""
+    """Return the base rules: denials of what no call needs, in any tier."""
     rules = command_rules()
     rules += [(name, [refuse(errno.EPERM)]) for name in DENIED]
     rules += [(name, [refuse(errno.ENOSYS)]) for name in ABSENT]
@@ -260,14 +260,14 @@ def base_rules() -> list[Rule]:
                 (EQUAL, 2, 0, _AF_INET),
                 (EQUAL, 1, 0, _AF_INET6),
                 refuse(errno.EAFNOSUPPORT),
-                argument(2),  # others have buffers of their own, which `loopback` does not bound
+                argument(2),  # other protocols have buffers that `bring_up` does not limit
                 (EQUAL, 3, 0, 0),
                 (EQUAL, 2, 0, _TCP),
                 (EQUAL, 1, 0, _UDP),
                 refuse(errno.EPROTONOSUPPORT),
             ],
         ),
-        # the kernel's memory for what waits in sockets counts nowhere: they keep the size that they are made with
+        # the kernel's memory for socket buffers counts nowhere: they keep their initial size
         (
             "setsockopt",
             [
@@ -281,20 +281,20 @@ def base_rules() -> list[Rule]:
                 refuse(0),
             ],
         ),
-        # a timer can send any signal, SIGCONT too, with which a stopped process would wake itself
+        # a timer can send any signal, also SIGCONT, by which a stopped process would wake itself
         ("timer_create", [*only_zero(1, errno.EPERM), upper(1), (EQUAL, 1, 0, 0), refuse(errno.EPERM)]),
     ]
     return rules
 
 
 def no_sockets() -> list[Rule]:
-    """No socket but a connected pair: UDP, netlink and paths of the host's sockets are out of Landlock's reach."""
+    """Forbid sockets except connected pairs: Landlock does not cover UDP, netlink and socket paths."""
     pair = [argument(1), (AND, 0, 0, _SOCK_TYPE), (EQUAL, 1, 0, _SOCK_STREAM), refuse(errno.EACCES)]
     return [("socket", [refuse(errno.EACCES)]), ("socketpair", pair)]
 
 
 def no_processes() -> list[Rule]:
-    """Threads alone: what was never started cannot be left behind."""
+    """Allow threads but no processes, so that none is left behind."""
     return [
         ("fork", [refuse(errno.EPERM)]),
         ("vfork", [refuse(errno.EPERM)]),
@@ -303,18 +303,18 @@ def no_processes() -> list[Rule]:
 
 
 def own_signals(pid: int) -> list[Rule]:
-    """Signals to process `pid` alone."""
+    """Allow signals to process `pid` only."""
     own = [argument(0), (EQUAL, 1, 0, pid), refuse(errno.EPERM)]
     rules: list[Rule] = [(name, own) for name in ("kill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")]
     return rules + [(name, [refuse(errno.EPERM)]) for name in ("tkill", "pidfd_send_signal")]
 
 
 def no_metadata() -> list[Rule]:
-    """Modes, owners and times: Landlock does not guard them, and the user's own files would be open to it, those that
-    it may read by a descriptor too, such as this Python's.
+    """Block changes of modes, owners and times, which Landlock does not cover.
 
-    They seem to succeed: copying a file sets its copy's mode and times, and must not fail for that. But to set a path's
-    times to now fails, as `Path.touch` makes a file only where that did.
+    The user's own files would be open to them, also by descriptors of read-only ones, such as this Python's. They seem
+    to succeed, as copying a file sets its copy's mode and times. But setting a path's times to now fails, as
+    `Path.touch` creates a file only after that.
     """
     names = ["chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat"]
     names += ["utime", "utimes", "futimesat"]
@@ -325,9 +325,9 @@ def no_metadata() -> list[Rule]:
 
 
 def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
-    """The program: foreign architectures end the process, unknown calls are ENOSYS, then the rules, then yes.
+    """Assemble a filter: kill foreign architectures, ENOSYS for unknown calls, the rules, then allow.
 
-    Raises OSError (ENOSYS) for a machine whose numbers are not known here.
+    Raises OSError (ENOSYS) for a machine of unknown system call numbers.
     """
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no system call numbers for {machine}, only {', '.join(ARCHITECTURES)}")
@@ -336,7 +336,7 @@ def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
         (EQUAL, 1, 0, _AUDIT_ARCH[machine]),
         give(KILL),
         (LOAD, 0, 0, NR),
-        (GREATER, 0, 1, HIGHEST),  # those of the x32 ABI too, which begin at 0x40000000
+        (GREATER, 0, 1, HIGHEST),  # also those of the x32 ABI, which begin at 0x40000000
         refuse(errno.ENOSYS),
     ]
     for name, body in rules:
@@ -349,16 +349,16 @@ def assemble(rules: Iterable[Rule], machine: str) -> list[Instruction]:
 
 
 class Filter:
-    """A program in the form in which the kernel takes it, made once and put on many processes."""
+    """An assembled filter, which can be applied to many processes."""
 
     def __init__(self, rules: Iterable[Rule], machine: str | None = None) -> None:
-        """Raises OSError (ENOSYS) as `assemble` does."""
+        """Assemble the filter. Raises OSError (ENOSYS) as `assemble`."""
         program = assemble(rules, machine or os.uname().machine)
         self._code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
         head = struct.pack("@HP", len(program), ctypes.addressof(self._code))
         self._head = ctypes.create_string_buffer(head, len(head))
 
     def apply(self) -> None:
-        """For this thread and all that it starts, for good. It must have no-new-privs. Raises OSError."""
+        """Restrict this thread and its descendants for good. Needs no-new-privs; raises OSError."""
         mode_filter = 2
         kernel.prctl(kernel.PR_SET_SECCOMP, mode_filter, ctypes.c_void_p(ctypes.addressof(self._head)))

@@ -1,4 +1,4 @@
-"""Which user the calls of a worker run as, where root started it. Standard library only."""
+"""Users of a worker's calls if root started it. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import os
 import random
 
 FIRST_UID = 0x72650000
-"""1,919,221,760. No one allots ids from 0x70000000 to 0x7FFFFFFF (systemd's UIDS-GIDS.md); they fit 31 bits."""
+"""1,919,221,760. Ids from 0x70000000 to 0x7FFFFFFF are unassigned (systemd's UIDS-GIDS.md), and fit 31 bits."""
 UIDS = 1 << 24
 PASSING = range(61184, 65520)
-"""systemd's for users of the moment (DynamicUser): no files are theirs, and a container of 65,536 ids has them."""
-NOBODY = 65534
+"""systemd's DynamicUser range: they own no files, and a container of 65,536 ids has them."""
+OVERFLOW_UID = 65534
 
 
 def pick_uid(first: int = FIRST_UID, count: int = UIDS) -> int:
-    """A uid out of [first, first + count) that no process has, out of `PASSING` where this user namespace lacks those,
-    and `NOBODY` where it lacks these too.
+    """Draw a uid that no process has, from [first, first + count).
 
-    Drawn at random, so that pools which do not know of each other, in other containers too, do not meet. Raises OSError
-    where there is not even `NOBODY`.
+    If this user namespace lacks those: from `PASSING`, then OVERFLOW_UID. Random, so that independent pools, also in
+    other containers, do not collide. Raises OSError without any of them.
     """
     uids = range(first, first + count)
     if not _has(uids):
         if not _has(PASSING):
-            if not _mapped(NOBODY):
+            if not _mapped(OVERFLOW_UID):
                 raise OSError(
                     "calls need a user of their own where root starts them, and this user namespace has neither "
-                    f"{first} to {first + count - 1} nor {NOBODY} (/proc/self/uid_map, gid_map): map some "
+                    f"{first} to {first + count - 1} nor {OVERFLOW_UID} (/proc/self/uid_map, gid_map): map some "
                     "(`unshare --map-auto`), or start as another user than root"
                 )
-            return NOBODY
+            return OVERFLOW_UID
         uids = PASSING
     taken = used_uids()
     draw = random.SystemRandom()
@@ -40,12 +39,12 @@ def pick_uid(first: int = FIRST_UID, count: int = UIDS) -> int:
 
 
 def may_be_shared(uid: int | None) -> bool:
-    """Whether the calls of other workers may run as that user too; None stands for the one who started the sandbox."""
-    return uid is None or uid == NOBODY or uid in PASSING  # of which two workers draw the same one now and then
+    """Whether other workers' calls may run as that user too. None: the user who started the sandbox."""
+    return uid is None or uid == OVERFLOW_UID or uid in PASSING  # small enough for collisions
 
 
 def used_uids() -> set[int]:
-    """Of the processes that /proc shows."""
+    """Return the uids of the processes in /proc."""
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -57,7 +56,7 @@ def used_uids() -> set[int]:
 
 
 def count_tasks(uid: int) -> int:
-    """Threads that run as `uid`, as far as /proc shows."""
+    """Count the threads in /proc that run as `uid`."""
     total = 0
     for name in os.listdir("/proc"):
         try:
@@ -75,8 +74,8 @@ def become(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def why_not(uid: int) -> str:
-    """Why this process could not `become` that user, empty where it could: tried in one that is forked for it."""
+def why_not_become(uid: int) -> str:
+    """Try to `become` a user in a fork; return why it fails, "" if it works."""
     reads, writes = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -88,13 +87,13 @@ def why_not(uid: int) -> str:
             os._exit(0)
     os.close(writes)
     with open(reads) as pipe:
-        said = pipe.read()
+        reason = pipe.read()
     os.waitpid(pid, 0)
-    return said
+    return reason
 
 
 def closed_to_others(path: str) -> str | None:
-    """The outermost folder on the way to `path`, itself included, that other users may not enter."""
+    """Return the outermost folder of `path` that other users cannot enter."""
     way = os.path.realpath(path)
     closed = None
     while True:
@@ -110,7 +109,7 @@ def _has(uids: range) -> bool:
 
 
 def _mapped(number: int) -> bool:
-    """Whether this user namespace has such a user and such a group."""
+    """Whether this user namespace maps that uid and gid."""
     return all(_in_map(f"/proc/self/{kind}_map", number) for kind in ("uid", "gid"))
 
 

@@ -1,1 +1,1 @@
-"""A session inside: its interpreter, the frozen copies of it, and the keeper of both."""
+"""Inside of a session: its interpreter, frozen copies of it, and their keeper."""

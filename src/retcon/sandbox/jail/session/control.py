@@ -1,7 +1,7 @@
-"""The keeper's ends of the channel to a session's interpreter and of its output. Standard library only.
+"""Keeper's ends of an interpreter's control channel and output. Standard library only.
 
-Any process of the session can have the other end: close it, fill it, leave it unread, write whatever it likes to it. So
-nothing here waits, and of what comes no more is kept than one answer may be long.
+Any process of the session may have the other end: close it, fill it, leave it unread, write anything to it. So nothing
+here blocks, and no more input is kept than one reply may have.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from retcon.sandbox.jail.session.processes import SWEEP_SECONDS, Child, Copy, Tr
 from retcon.sandbox.jail.watchdog import Watchdog, no_end
 
 CHUNK = 1 << 16
-MOST_CHUNKS = 16  # 1 MiB: the most that a user may have a pipe hold
+MOST_CHUNKS = 16  # 1 MiB: a user's largest pipe
 NEVER = bytes(16)  # a `timeval`
-SPARE = 4096  # bytes of an answer besides the value
+SPARE = 4096  # bytes of a reply besides the value
 
 
 class InterpreterReply(NamedTuple):
-    """What the interpreter said of a command. early: the name of an exception, before it was shown. done: the rest,
-    None where it has not said that."""
+    """The interpreter's reply to a command. early: name of an exception, sent before its traceback. done: the rest,
+    None until it came."""
 
     early: str | None = None
     done: str | None = None
 
 
 class Control:
-    """One command at a time, and what is said to it between two copies of a token. theirs: the other end."""
+    """Channel for one command at a time; replies stand between tokens. theirs: the other end."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair()
@@ -48,31 +48,31 @@ class Control:
         self._heard = bytearray()
         self._token = b""
         self._cap = 0
-        self.said = InterpreterReply()
+        self.reply = InterpreterReply()
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     @property
     def events(self) -> int:
-        """What to poll for."""
+        """Events to poll for."""
         return select.POLLIN | select.POLLHUP | (select.POLLOUT if self._unsent else 0)
 
     def ask(self, command: CellCommand | FreezeCommand) -> None:
         command["token"] = self._token = os.urandom(16)
         self._cap = 16 * (command["output"] if command["op"] == "cell" else 0) + SPARE
         self._heard.clear()
-        self.said = InterpreterReply()
+        self.reply = InterpreterReply()
         self._unsent = memoryview(wire.framed(marshal.dumps(dict(command))))
 
     def send(self) -> None:
-        """What there is room for. Raises OSError where nothing is taken any more."""
+        """Send as much as the channel takes. Raises OSError if it is closed."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
     def receive(self) -> bool:
-        """What has come; False where no more will."""
+        """Read arrived data; return False at the end of the channel."""
         try:
             chunk = self._socket.recv(CHUNK)
         except BlockingIOError:
@@ -81,17 +81,17 @@ class Control:
             return False
         self._heard += chunk
         for text in between(self._heard, self._token, self._cap):
-            if self.said.done is not None:
+            if self.reply.done is not None:
                 break
-            if text.startswith(EARLY) and self.said.early is None:
-                self.said = self.said._replace(early=text[1:])
+            if text.startswith(EARLY) and self.reply.early is None:
+                self.reply = self.reply._replace(early=text[1:])
             elif text.startswith((DONE, FAILED)):
-                self.said = self.said._replace(done=text)
+                self.reply = self.reply._replace(done=text)
         return bool(chunk)
 
     def forget(self) -> None:
-        """Drop what waits at either end: an interpreter may have ended before it read all of a command. A time-out that
-        a cell has set at its end is not the next one's. Nothing may run that could say more."""
+        """Drop pending data at both ends, and reset the cells' timeouts. An interpreter may have ended before it read a
+        whole command. Nothing of the session may run."""
         self._unsent = memoryview(b"")
         for kind in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             self.theirs.setsockopt(socket.SOL_SOCKET, kind, NEVER)
@@ -102,7 +102,7 @@ class Control:
 
 
 class Output:
-    """stdout and stderr. writes: their other ends, which this process keeps too, so that they never hang up."""
+    """Pipes of stdout and stderr. writes: their other ends, kept open here, so that they never hang up."""
 
     def __init__(self) -> None:
         self.reads, self.writes = zip(os.pipe(), os.pipe(), strict=True)
@@ -111,18 +111,18 @@ class Output:
         self._sinks = {fd: Capture(1) for fd in self.reads}
 
     def keep(self, limit: int) -> None:
-        """From here on, this many bytes of each."""
+        """Start over, with at most `limit` bytes of each."""
         self._sinks = {fd: Capture(limit) for fd in self.reads}
 
     def read(self, ready: Container[int]) -> None:
-        """Some of what is in those that are ready."""
+        """Read a chunk of each ready pipe."""
         for fd, sink in self._sinks.items():
             if fd in ready:
                 with contextlib.suppress(BlockingIOError):
                     sink.add(os.read(fd, CHUNK))
 
     def take(self) -> list[str]:
-        """All of it, and what is in the pipes now; no more than they can hold, as something may still write to them."""
+        """Read the rest, at most the pipes' capacity; return the texts."""
         for fd, sink in self._sinks.items():
             with contextlib.suppress(BlockingIOError):
                 for _ in range(MOST_CHUNKS):
@@ -131,7 +131,7 @@ class Output:
 
 
 def between(heard: bytearray, token: bytes, cap: int) -> list[str]:
-    """Take out of `heard` what stands between two tokens; of the rest keep what may yet become that, up to `cap`."""
+    """Take texts between two tokens out of `heard`; keep up to `cap` bytes of an incomplete one."""
     found: list[str] = []
     while (start := heard.find(token)) >= 0:
         end = heard.find(token, start + len(token))
@@ -139,24 +139,24 @@ def between(heard: bytearray, token: bytes, cap: int) -> list[str]:
             del heard[: start if len(heard) - start <= cap else len(heard)]
             return found
         found.append(heard[start + len(token) : end].decode("utf-8", "replace"))
-        del heard[:end]  # which may be the first of the next two: a cell may have broken off in what it put between
+        del heard[:end]  # the second token may be a first one, after a text that broke off
     del heard[: max(0, len(heard) - len(token) + 1)]
     return found
 
 
-INTERRUPT_SECONDS = 1.0  # that a cell has to obey the interrupt; `subprocess.run` takes .25 of them to end its process
-FLUSH_SECONDS = 0.2  # between SIGXCPU, at which printed output is written out, and SIGKILL
-SHORTEST = 0.01  # seconds between two looks at the CPU clock
+INTERRUPT_SECONDS = 1.0  # for a cell to obey the interrupt; `subprocess.run` takes .25 of it to end its process
+FLUSH_SECONDS = 0.2  # between SIGXCPU, which flushes output, and SIGKILL
+SHORTEST = 0.01  # seconds between two checks of the CPU clock
 
 
 class Deadlines:
-    """Watches the interpreter `pid` of the session's `tree`, and its frozen `copies`, from now on.
+    """Limits of a running command, for the interpreter `pid` and its session.
 
-    over: the line that tells which limit the interpreter went over, empty while it went over none.
+    over: names the limit that the interpreter exceeded, "" for none. tree, copies: the session's processes.
 
-    Over a clock it gets an interrupt, after which it may live on, then a chance to write out, then the end; over
-    `watchdog`'s limits the end at once. The CPU limit of a cell is the interpreter's alone; another process that uses
-    as much in its life is ended, and so is a frozen copy that runs.
+    Over a clock limit it gets an interrupt, after which it may live on, then SIGXCPU to flush output, then SIGKILL;
+    over `watchdog`'s limits SIGKILL at once. A cell's CPU limit is the interpreter's alone; another process that uses
+    as much in its life is killed, and so is a frozen copy that runs.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Deadlines:
         ]
 
     def pause(self, waits: bool) -> None:
-        """Stop the wall clock, or let it go on. paused: seconds that it stood still."""
+        """Stop or continue the wall clock. paused: seconds that it was stopped."""
         now = time.monotonic()
         if waits and self._paused_at is None:
             self._paused_at = now
@@ -196,7 +196,7 @@ class Deadlines:
             self._paused_at = None
 
     def wait(self) -> float:
-        """Seconds until `check` is due."""
+        """Return the seconds until `check` is due."""
         now = time.monotonic()
         left = self._end - now
         if self._paused_at is not None and not self.over:
@@ -206,12 +206,12 @@ class Deadlines:
         return max(left, 0.0)
 
     def check(self) -> None:
-        """Take the next step if it is time. Raises OSError where the interpreter cannot even be killed."""
+        """Take the next step if it is due. Raises OSError if the interpreter cannot even be killed."""
         now = time.monotonic()
         if not self.over:
             self._end_spinners()
             if now >= self._watchdog.due and self._watchdog.look():
-                self.over = self._watchdog.said
+                self.over = self._watchdog.reason
                 del self._steps[:-1]
             elif self._cpu_left() <= 0:
                 self.over = no_end(self._cpu_limit, " of CPU time")
@@ -228,9 +228,9 @@ class Deadlines:
         self._end = time.monotonic() + seconds
 
     def starved(self, status: int) -> bool:
-        """After the interpreter ended with `status`: see `Watchdog.judge`."""
+        """Judge the interpreter's wait status; see `Watchdog.judge`."""
         starved = self._watchdog.judge(status)
-        self.over = self.over or self._watchdog.said
+        self.over = self.over or self._watchdog.reason
         return starved
 
     def _cpu_left(self) -> float:
@@ -247,20 +247,21 @@ class Deadlines:
                 tree.signal(number, signal.SIGKILL)
 
 
-def refuse_starved(interpreter: Child, watchdog: Watchdog) -> None:
-    """Raises OSError where the kernel has ended the interpreter, as the machine was out of memory, since the watchdog
-    was set."""
+def check_not_starved(interpreter: Child, watchdog: Watchdog) -> None:
+    """Raise OSError if the kernel OOM-killed the interpreter.
+
+    Kills from before the watchdog's start do not count."""
     if interpreter.was_killed and watchdog.judge(signal.SIGKILL):
         raise OSError("the kernel ended the interpreter: the machine was out of memory")
 
 
-# One command to a session's interpreter: handed over, watched, until it is answered or the interpreter has ended.
+# One command to a session's interpreter: sent, then watched until it replies or has ended.
 
 READY = select.POLLIN | select.POLLHUP
 
 
 class HostGone(Exception):
-    """The host closed the worker's channel: nobody waits for the answer any more."""
+    """The host closed the worker's channel."""
 
 
 def exchange(
@@ -273,18 +274,18 @@ def exchange(
     deadlines: Deadlines,
     functions: HostChannel | None = None,
 ) -> None:
-    """What was said is in `control` when it returns, what was printed in `output`.
+    """Send a command and wait for the reply (`control.reply`) or the end.
 
-    host: the worker's channel. functions: through which the cell calls functions of the host; the wall clock stands
-    still while such a call is open. Raises HostGone, and OSError where the interpreter cannot be ended.
+    Printed text is in `output`. host: the worker's channel. functions: channel for the cell's calls of host functions,
+    which stop the wall clock. Raises HostGone, and OSError if the interpreter cannot be ended.
     """
     control.ask(command)
     _send(control, interpreter)
-    said = control.fileno()
+    channel = control.fileno()
     poller = select.poll()
-    poller.register(host, select.POLLRDHUP)  # the next request may be there already
-    calls = None if functions is None else Forwarding(functions, host, deadlines, poller)
-    poller.register(said, control.events)
+    poller.register(host, select.POLLRDHUP)  # the next request may have arrived already
+    calls = None if functions is None else CallForwarder(functions, host, deadlines, poller)
+    poller.register(channel, control.events)
     for fd in (interpreter.ended, *output.reads):
         poller.register(fd, READY)
     while True:
@@ -293,14 +294,14 @@ def exchange(
             raise HostGone
         if calls is not None:
             calls.step(ready)
-        if said in ready:
-            if ready[said] & select.POLLOUT:
+        if channel in ready:
+            if ready[channel] & select.POLLOUT:
                 _send(control, interpreter)
-            if not ready[said] & READY or control.receive():
-                poller.modify(said, control.events)
+            if not ready[channel] & READY or control.receive():
+                poller.modify(channel, control.events)
             else:
-                poller.unregister(said)
-        if interpreter.ended in ready or control.said.done is not None:
+                poller.unregister(channel)
+        if interpreter.ended in ready or control.reply.done is not None:
             if calls is not None:
                 calls.end()
             return
@@ -308,15 +309,15 @@ def exchange(
         deadlines.check()
 
 
-class Forwarding:
-    """Passes a cell's calls of functions to the host, and the host's answers back."""
+class CallForwarder:
+    """Forwarder of a cell's function calls and the host's answers."""
 
     def __init__(self, functions: HostChannel, host: socket.socket, deadlines: Deadlines, poller: select.poll) -> None:
         self._functions, self._host, self._deadlines, self._poller = functions, host, deadlines, poller
         self._watch()
 
     def step(self, ready: Mapping[int, int]) -> None:
-        """Do what can be done without waiting. Raises HostGone."""
+        """Forward what is ready, without blocking. Raises HostGone."""
         functions, events = self._functions, ready.get(self._functions.fileno(), 0)
         if events & select.POLLOUT:
             functions.send()
@@ -332,7 +333,7 @@ class Forwarding:
         self._watch()
 
     def end(self) -> None:
-        """The cell has ended."""
+        """Answer open calls with an error, at the cell's end."""
         self._functions.end_cell()
         self._watch()
 
@@ -342,7 +343,7 @@ class Forwarding:
         reads, writes = functions.reads * select.POLLIN, functions.writes * select.POLLOUT
         if reads or writes:
             self._poller.register(functions.fileno(), reads | writes)
-        else:  # else the end of the channel would be reported again and again
+        else:  # else poll would report the end of the channel again and again
             with contextlib.suppress(KeyError):
                 self._poller.unregister(functions.fileno())
         self._poller.register(self._host, select.POLLRDHUP | (select.POLLIN if functions.open else 0))

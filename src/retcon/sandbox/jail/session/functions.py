@@ -28,7 +28,7 @@ ENDED = json.dumps({"error": "the cell ended before the call returned"})
 
 
 class HostChannel:
-    """The keeper's end. theirs: the interpreter's. open: numbers of the calls that have no answer yet."""
+    """The keeper's end of the channel. theirs: the interpreter's. open: numbers of unanswered calls."""
 
     def __init__(self) -> None:
         self._socket, self.theirs = socket.socketpair()
@@ -104,7 +104,7 @@ class HostChannel:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def end_cell(self) -> None:
-        """Answer the calls that are still open, for threads that go on with the next cell."""
+        """Answer open calls, for threads that outlive the cell."""
         for number in sorted(self.open):
             self.answer(number, ENDED)
 
@@ -112,7 +112,7 @@ class HostChannel:
         self._socket.close()
 
     def forget(self) -> None:
-        """Drop what waits at either end, while nothing of the session runs."""
+        """Drop pending data at both ends, while nothing of the session runs."""
         self.open.clear()
         self._heard.clear()
         self._unsent.clear()
@@ -123,7 +123,7 @@ class HostChannel:
 
 
 class HostFunctions:
-    """The interpreter's end: calls from any thread of its process, each with an answer of its own."""
+    """The interpreter's end of the channel, for all its threads."""
 
     def __init__(self, fd: int) -> None:
         import threading  # not for the sessions without functions: it makes each of their forks slower

@@ -1,17 +1,17 @@
-"""A session's interpreter: one cell after the other in one `__main__`, and frozen copies of it to go back to.
+"""Session interpreter: runs cells in one `__main__`, and makes frozen copies of itself.
 
-Standard library only. It runs in the process of the untrusted code. What it says of a cell that ended goes to the
-keeper (`keeper`) between two copies of a token that the keeper drew for this cell: whatever a cell writes to whatever
-descriptor is not taken for it. Code that searches this process for the token (frames, `gc`, ctypes) can find it and
-have its failed cell called `ok`, or replace this file's functions. It gains what `try: ... except: pass` gains: the
-status of its own cell, and a state of its own choosing to be gone back to. How the process ended, its clocks, its
-memory, and which process is the copy are the kernel's word to the keeper; `infrastructure` cannot be said from here.
+Standard library only. It runs in the process of the untrusted code. Its report of a cell goes to the keeper (`keeper`)
+between two copies of a token that the keeper drew for this cell, so that no output of a cell is taken for it. Code that
+searches this process for the token (frames, `gc`, ctypes) can find it and report its failed cell as `ok`, or replace
+this file's functions. It gains as much as by `try: ... except: pass`: the status of its own cell, and a state of its
+own choice for rollbacks. How the process ended, its clocks, its memory, and which process is the copy the keeper learns
+from the kernel; `infrastructure` cannot be reported from here.
 
-A copy is made by fork: variables, modules, the state of `random` and the ids of objects are as they were, and so are
-the current folder and the place in each open file. The running program must not notice it: a copy runs no hook of
-`os.register_at_fork`, and keeps no end of a pipe. Pipes, whose ends are all in this process, are made anew when it is
-gone back to. A state with more than that (other processes, threads, sockets, a deleted file) is not copied. Shared
-memory is not gone back on, and `os.getpid()` is another.
+A copy is made by fork: variables, modules, the state of `random` and the ids of objects stay, and so do the current
+folder and the position in each open file. The running program must not notice it: a copy runs no hook of
+`os.register_at_fork`, and keeps no end of a pipe. Pipes, whose ends are all in this process, are recreated at a
+rollback. A state with more than that (other processes, threads, sockets, a deleted file) is not copied. Shared memory
+is not rolled back, and `os.getpid()` changes.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from retcon.sandbox.jail.program import (
     compile_program,
     exit_code,
     flush_all,
+    forbid_spawning,
     print_exception,
-    refuse_spawning,
     reseed,
     show_source,
     type_name,
@@ -57,19 +57,19 @@ from retcon.sandbox.jail.program import (
 )
 from retcon.sandbox.jail.session.functions import HostFunctions
 
-# What this file stands on is bound to names of its own: a cell may replace those of any module.
+# Functions that this file needs are bound to names here: a cell may replace those of any module.
 _raise_limit, _limit, _to_text = resource.setrlimit, resource.getrlimit, repr
 _MEMORY, _FILE_SIZE, _raised, _block = resource.RLIMIT_AS, resource.RLIMIT_FSIZE, sys.exception, bytes
 _collects, _stop_collecting, _collect_again = gc.isenabled, gc.disable, gc.enable
 CONTROL_FD = child.RECORD_FD
 HOST_FD = CONTROL_FD + 1
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 1.0
-"""Seconds that a frozen copy rests once another than the keeper has continued it, doubled each time: each time takes
-it CPU time, of which a copy has little (`copies`)."""
+"""Seconds that a frozen copy sleeps after a SIGCONT from a process other than the keeper, doubled each time: each time
+costs CPU time, of which a copy has little (`AWAKE_NANOSECONDS`)."""
 NAME = "<cell {}>"
 EARLY, DONE, FAILED = "!", "=", "-"
-"""What is said begins with one: the name of an exception that is still to be shown; how a cell ended, or that a copy
-was made; that none could be made, with a key of `OBSTACLES`."""
+"""Prefixes of reports: the name of an exception before its traceback; how a cell ended, or that a copy was made; that
+no copy could be made, with a key of `OBSTACLES`."""
 OBSTACLES = {
     "fork": "no further process can be made for a checkpoint",
     "pipe": "a pipe whose writing end is closed holds data that was not read",
@@ -77,12 +77,12 @@ OBSTACLES = {
     "file": "a file is open that was deleted",
     "other": "a descriptor is open that is neither a file nor an unnamed pipe, such as an event loop's",
 }
-"""What of the interpreter's own state keeps it from being copied."""
+"""States of the interpreter that keep it from being copied."""
 MEMORY_DEVICES = 1  # the major number of /dev/null, zero, full, random and urandom
 
 
 def soft_limits(setting: child.Setting, limits: Bounds, spare: int) -> list[tuple[int, int]]:
-    """(kind, value) of what the interpreter sets on itself for a cell. spare: processes beside the cell's own."""
+    """Return (kind, value) of an interpreter's own limits for a cell. spare: processes besides the cell's."""
     tasks = setting.confinement.tasks + limits.processes + spare
     memory = setting.baseline + (limits.memory_mb << 20)
     kinds = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
@@ -90,9 +90,9 @@ def soft_limits(setting: child.Setting, limits: Bounds, spare: int) -> list[tupl
 
 
 class CellCommand(TypedDict):
-    """Keeper to interpreter, by `marshal`: run a cell. token: stands around what is said of it, drawn when it is sent.
+    """Keeper to interpreter, by `marshal`: run a cell. token: around its report, drawn when it is sent.
 
-    output: characters of the value that are kept. limits: (kind, value) as from `soft_limits`.
+    output: most characters of the value. limits: (kind, value); see `soft_limits`.
     """
 
     op: Literal["cell"]
@@ -113,7 +113,7 @@ class FreezeCommand(TypedDict):
 
 
 def cell_command(cell: RunCall, setting: child.Setting, spare: int) -> CellCommand:
-    """spare: processes beside the cell's own."""
+    """Make the command for a cell. spare: processes besides the cell's."""
     return {
         "op": "cell",
         "code": cell.code,
@@ -126,7 +126,7 @@ def cell_command(cell: RunCall, setting: child.Setting, spare: int) -> CellComma
 
 
 class OpenFile(NamedTuple):
-    """A descriptor, so that it can be had again. path, position: of a regular file. pipe: its number, of a pipe."""
+    """A descriptor to reopen. path, position: of a regular file. pipe: inode of a pipe."""
 
     fd: int
     flags: int
@@ -137,30 +137,30 @@ class OpenFile(NamedTuple):
 
 
 class Pipe(NamedTuple):
-    """ends: at least one. content: what was written and not read."""
+    """A pipe to recreate. ends: at least one. content: unread bytes."""
 
     ends: list[OpenFile]
     content: bytes
 
 
 class NotCopyable(Exception):
-    """A descriptor stands in the way of a copy; its only argument is a key of `OBSTACLES`."""
+    """A descriptor prevents a copy; the argument is a key of `OBSTACLES`."""
 
 
 def serve_cells(
     streams: child.Streams, setting: child.Setting, asked: OpenSession, keeper: int, setup: int
 ) -> NoReturn:
-    """Run cells until the control channel closes. asked: with the limits that no cell's own exceed. keeper: its process
-    id. setup: as for `child.run`."""
+    """Run cells until the control channel closes. asked: its limits bound those of the cells. keeper: its process id.
+    setup: see `child.run`."""
     try:
         try:
             child.enter({}, asked.limits, streams, setting, Confinement.confine_session)
             reseed(asked.seed)
-            refuse_spawning()
+            forbid_spawning()
             die_with_parent()
             interpreter = Interpreter(setting.scratch, keeper, asked.functions)
         except BaseException as error:
-            child.tell(setup, error)
+            child.report_setup_error(setup, error)
             raise
         os.closerange(len(streams), child.FDS)
         interpreter.serve()
@@ -178,7 +178,7 @@ class Interpreter:
         self._control = socket.socket(fileno=CONTROL_FD)
         self._count = 0
         self._has_stdin = False
-        self._streams = [_identity(os.fstat(fd)) for fd in _kept_streams(functions)]  # whose other ends the keeper has
+        self._streams = [_identity(os.fstat(fd)) for fd in _kept_streams(functions)]  # the keeper has their other ends
         self._given = dict(vars(builtins))
         self._changed: dict[str, Any] = {}
         self._main = ModuleType("__main__")
@@ -200,7 +200,7 @@ class Interpreter:
     def _say(self, token: bytes, text: str) -> None:
         try:
             self._control.sendall(token + text.encode("utf-8", "replace") + token)
-        except OSError:  # the cell closed the channel: its exit code still says how it ended
+        except OSError:  # the cell closed the channel: the exit code still shows how it ended
             _exit(0 if text.startswith(DONE + "\0") else 1)
 
     def _cell(self, command: CellCommand) -> None:
@@ -213,9 +213,9 @@ class Interpreter:
                 set_handler(SIGINT, default_int_handler)
                 value = self._run(command["code"], command["echo"])
                 flush_all(streams)
-            finally:  # as in `child`: the room for this file's own work is taken by what needs none
+            finally:  # as in `child`: unlock headroom by code that needs no memory
                 ended = _raised()
-                try:  # noqa: SIM105 - `suppress` is an object to be made
+                try:  # noqa: SIM105 - `suppress` would allocate an object
                     _raise_limit(_MEMORY, room)
                 except BaseException:  # noqa: BLE001, S110 - the cell has lowered it for good
                     pass
@@ -231,9 +231,9 @@ class Interpreter:
                 raised = "SystemExit"
                 write_error(f"SystemExit: {code}\n")
         except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
-            self._take_over()  # an interrupt may have come into the first
+            self._take_over()  # an interrupt may have hit the first one
             raised = type_name(error)[: child.NAME_CHARS]
-            if getpid() == self._pid:  # at once: what follows runs code of the cell's, which may end the process
+            if getpid() == self._pid:  # at once: the following runs the cell's code, which may end the process
                 self._say(command["token"], EARLY + raised)
             self._free_room()
             if raised == "MemoryError":
@@ -242,7 +242,7 @@ class Interpreter:
             self._report(error, raised)
         self._free_room()
         flush_all(streams)
-        if getpid() != self._pid:  # a process that the cell forked ran to the cell's end, as it would to a program's
+        if getpid() != self._pid:  # a process that the cell forked reached the cell's end
             _exit(1 if raised else 0)
         self._say(command["token"], f"{DONE}{raised}\0{cut_middle(value, command['output'])}")
 
@@ -259,7 +259,7 @@ class Interpreter:
             _raise_limit(kind, (soft if hard < 0 else min(soft, hard), hard))
 
     def _run(self, source: str, echo: bool) -> str:
-        """Run the cell; `=` and the repr of its last expression, empty without one."""
+        """Run the cell; return `=` and the repr of its last expression, "" without one."""
         body, last = compile_program(source, NAME.format(self._count), echo)
         exec(body, self._main.__dict__)
         result = None if last is None else eval(last, self._main.__dict__)
@@ -271,7 +271,7 @@ class Interpreter:
             with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 os.unlink(path)
                 rest = memoryview(stdin.encode("utf-8", "surrogateescape"))
-                while rest:  # a limit, or a full folder, is an error: half of it would be another input
+                while rest:  # a limit or a full folder is an error: half of it would be another input
                     rest = rest[file.write(rest) :]
                 file.seek(0)
                 os.dup2(file.fileno(), 0)
@@ -284,28 +284,28 @@ class Interpreter:
                 file.write(content)
 
     def _take_over(self) -> None:
-        """Allow no interrupt from here on, nor an alarm that the cell has left set; set aside what cells put in the
-        place of builtins, as this file and what it calls stand on them. A second time it changes nothing."""
+        """Block interrupts and pending alarms of the cell, and restore builtins that it replaced, which this file
+        needs. Idempotent."""
         set_handler(SIGINT, SIG_IGN)
-        for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):  # whose handler would raise in here between two cells
+        for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):  # a handler would raise here between two cells
             setitimer(timer, 0)
         given, now = self._given, builtins.__dict__
         self._changed.update({name: now[name] for name in given if name in now and now[name] is not given[name]})
         now.update(given)
 
     def _free_room(self) -> None:
-        """Take the memory that is kept for this file's own work."""
+        """Unlock the memory headroom for this file's own work."""
         hard = _limit(resource.RLIMIT_AS)[1]
         _raise_limit(resource.RLIMIT_AS, (hard, hard))
 
     def _report(self, error: BaseException, name: str) -> None:
         try:
             print_exception(error, __file__)
-        except BaseException:  # noqa: BLE001 - the cell broke the traceback module, or its exception's own methods end it
+        except BaseException:  # noqa: BLE001 - the cell broke the traceback module, or its exception's own methods raise
             write_error(f"{name}\n")
 
     def _freeze(self, command: FreezeCommand) -> None:
-        """Make a frozen copy, without the garbage collector, which would close descriptors that were looked at."""
+        """Make a frozen copy, without the garbage collector, which could close inspected descriptors."""
         collects = _collects()
         _stop_collecting()
         try:
@@ -315,9 +315,9 @@ class Interpreter:
                 _collect_again()
 
     def _copy(self, command: FreezeCommand) -> None:
-        """Make a frozen copy. It returns from here once it is woken; the original returns at once.
+        """Make a frozen copy, which returns once it is woken; the original returns at once.
 
-        The copy is the keeper's child, so that no `os.wait()` of a cell meets it.
+        The copy is the keeper's child, so that no `os.wait()` of a cell sees it.
         """
         flush_all(())
         folder = self._scratch
@@ -357,21 +357,21 @@ class Interpreter:
             _open_again(file)
 
     def _sleep(self, closed: list[int]) -> None:
-        """Be the frozen copy until the keeper continues it: the kernel names who did, so that no cell can wake it. What
-        else it was sent until then, such as by `os.killpg`, it does not get. closed: descriptors that it lets go of."""
+        """Sleep as the frozen copy until the keeper continues it: the kernel names the sender, so that no cell can.
+        Other signals until then, such as of `os.killpg`, are discarded. closed: descriptors to close."""
         self._pid = getpid()
         if self._host is not None:
             self._host.took_over()
         try:
             die_with_parent()
             for fd in closed:
-                os.dup2(CONTROL_FD, fd)  # so that nothing else gets its number
+                os.dup2(CONTROL_FD, fd)  # keeps its number taken
         except OSError:
             _exit(1)
         pause = FIRST_PAUSE
         while True:
             sent = sigwaitinfo({SIGCONT})
-            if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel can say
+            if sent.si_pid == self._keeper and sent.si_code == 0:  # SI_USER, which only the kernel sets
                 kernel.drop_signals()
                 return
             sleep(pause)
@@ -387,12 +387,12 @@ def _identity(facts: os.stat_result) -> tuple[int, int]:
 
 
 def _open_files(streams: list[tuple[int, int]]) -> list[OpenFile]:
-    """All descriptors. streams: of stdout, stderr and the control channel. Raises NotCopyable, OSError."""
+    """List open descriptors. streams: of stdout, stderr and the control channel. Raises NotCopyable, OSError."""
     files = []
     for fd in child.open_descriptors():
         try:
             facts = os.fstat(fd)
-        except OSError:  # `open_descriptors` could not tell
+        except OSError:  # `open_descriptors` failed to exclude it
             continue
         file = OpenFile(fd, fcntl.fcntl(fd, fcntl.F_GETFL), os.get_inheritable(fd))
         kind = stat.S_IFMT(facts.st_mode)
@@ -416,7 +416,7 @@ def _open_files(streams: list[tuple[int, int]]) -> list[OpenFile]:
 
 
 def _pipes(files: list[OpenFile]) -> list[Pipe]:
-    """Those that the descriptors are ends of; what they hold is read and written back, as no other process has an end.
+    """Return the descriptors' pipes; their content is read and written back, as no other process has an end.
 
     Raises NotCopyable, OSError.
     """
@@ -438,7 +438,7 @@ def _pipes(files: list[OpenFile]) -> list[Pipe]:
 
 
 def _make_pipe(pipe: Pipe) -> None:
-    """In the place of one that was let go."""
+    """Recreate a pipe at its descriptors."""
     made = os.pipe()
     os.write(made[1], pipe.content)
     for file in pipe.ends:
@@ -448,8 +448,8 @@ def _make_pipe(pipe: Pipe) -> None:
 
 
 def _open_again(file: OpenFile) -> None:
-    """Bring a descriptor back to its flags and its place, which are shared with the cells that came after; in the file
-    that now bears its path if that is another one."""
+    """Restore a descriptor's flags and position, which later cells share; if its path is another file now, reopen
+    it."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(file.fd, fcntl.F_SETFL, file.flags)
     if file.path is None:

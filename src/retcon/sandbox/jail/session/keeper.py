@@ -1,13 +1,13 @@
-"""The worker's side of a session: its interpreter, the frozen copies, the snapshots of the scratch folder.
+"""Keeper of a session in a worker: interpreter, frozen copies, snapshots of files.
 
-A worker that was given to a session serves nothing else until that is closed. Between operations every process of the
-session is stopped: threads and processes that a cell left running go on with the next cell, in whose clocks and output
-they count, and an idle session takes no CPU time. Standard library only.
+A session's worker serves nothing else until the session is closed. Between operations every process of the session is
+stopped: threads and processes that a cell left running continue with the next cell, in whose clocks and output they
+count, and an idle session takes no CPU time. Standard library only.
 
-Nothing that comes from inside decides more than the status of the cell that said it. Which processes there are, which
-of them is the interpreter and which a frozen copy, that they are stopped or have ended, and what they hold: that is
-asked of the kernel. Files are put back when every process of the session has ended but the copies, and those are
-stopped; with the rights of the session's user; and through no link (`beneath`).
+Reports from inside decide only the status of their own cell. Which processes exist, which of them is the interpreter
+and which a frozen copy, whether they are stopped or have ended, and their memory: the keeper asks the kernel. Files are
+restored when every process of the session has ended except the stopped copies, with the rights of the session's user,
+and without following links (`BeneathOpener`).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from retcon.sandbox.jail.session.control import (
     HostGone,
     InterpreterReply,
     Output,
+    check_not_starved,
     exchange,
-    refuse_starved,
 )
 from retcon.sandbox.jail.session.functions import HostChannel
 from retcon.sandbox.jail.session.interpreter import (
@@ -63,24 +63,24 @@ from retcon.sandbox.jail.session.processes import (
     Copy,
     InterpreterGone,
     Tree,
+    find_new_copy,
     held,
-    only_new,
     still,
 )
-from retcon.sandbox.jail.session.snapshot import FilesNotRestored, Snapshot, Writable
+from retcon.sandbox.jail.session.snapshot import FilesNotRestored, Snapshot, WritableFolders
 from retcon.sandbox.jail.usage import resident
 from retcon.sandbox.jail.watchdog import Watchdog, cell_verdict, verdict, with_lines
 
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
-FOREVER = 10**9  # seconds of CPU: each cell's are watched from here
+FOREVER = 10**9  # seconds of CPU: the keeper watches each cell's
 FREEZE_SHARES = 3  # of a session's memory, while a copy is made: the interpreter's, a process between, the copy's
 ENDED = "The interpreter has ended: its variables are gone."
 
 
 class Keeper:
-    """Serves one session, until it or the worker's channel is closed.
+    """Server of one session, until it or the worker's channel is closed.
 
-    asked: with the limits of memory, files and processes that no cell's own exceed. baseline: resident bytes that the
+    asked: its limits of memory, files and processes bound those of the cells. baseline: resident bytes that the
     interpreter is forked with.
     """
 
@@ -95,17 +95,17 @@ class Keeper:
         self._copies: dict[str, Copy] = {}
         self._cause = ""
         self._baseline = baseline
-        self._first = 0  # the number of the first interpreter, once it has ended and is not to be reaped
+        self._first = 0  # number of the first interpreter, once it has ended and stays unreaped
         self._exiting: Child | None = None
-        self._at_rest = False  # nothing was woken since all was seen stopped
-        self._left: list[int] = []  # what is stopped, and no copy
-        self._pending_refreeze: tuple[str, list[Snapshot]] | None = None  # a checkpoint without a copy, and its files
-        self._fault = ""  # of the machine, to be told
-        self._writable = Writable(setting.confinement, setting.scratch)
+        self._at_rest = False  # all processes are stopped
+        self._left: list[int] = []  # stopped processes, without copies
+        self._pending_refreeze: tuple[str, list[Snapshot]] | None = None  # checkpoint without a copy; its files
+        self._fault = ""  # a machine's fault for the next reply
+        self._writable = WritableFolders(setting.confinement, setting.scratch)
         self._control = Control()
         self._host = HostChannel() if asked.functions else None
         self._output = Output()
-        self._watchdog = Watchdog(setting.confinement, asked.limits, baseline)  # of the operation that was the last
+        self._watchdog = Watchdog(setting.confinement, asked.limits, baseline)  # of the last operation
         ceiling = asked.limits._replace(cpu_seconds=FOREVER, processes=asked.limits.processes + CHECKPOINTS + 2)
         keeper, (reads, writes) = os.getpid(), os.pipe()
         pid = os.fork()
@@ -121,10 +121,10 @@ class Keeper:
                 self._fault = f"the interpreter could not be started: {problem}"
 
     def serve(self) -> bool:
-        """Whether the session was closed and all of its processes ended."""
+        """Serve requests; return whether the session was closed and all its processes ended."""
         wire.send(self._channel, SessionReply(self._memory()))
         while (asked := wire.receive(self._channel)) is not None:
-            if isinstance(asked, HostReturn):  # of a call whose cell has ended
+            if isinstance(asked, HostReturn):  # for a call whose cell has ended
                 continue
             if isinstance(asked, CloseSession):
                 return self._tree.end(())
@@ -135,7 +135,7 @@ class Keeper:
         return False
 
     def _do(self, asked: Message) -> SessionReply:
-        """What comes of it, but for the memory that is held afterwards."""
+        """Do a request; return the reply, without the memory."""
         try:
             if self._fault:
                 raise OSError(self._fault)
@@ -152,7 +152,7 @@ class Keeper:
                 case Discard():
                     self._discard(asked.name)
                 case _:
-                    raise ValueError(f"a session's worker was told to {type(asked).__name__}")
+                    raise ValueError(f"not a session's request: {type(asked).__name__}")
         except CheckpointImpossible as refused:
             return SessionReply(0, refused=str(refused), full=refused.full)
         except InterpreterGone as gone:
@@ -162,7 +162,7 @@ class Keeper:
         return SessionReply(0)
 
     def _rest(self) -> None:
-        """After an operation: nothing runs, and no more is held than may be. Else what the code left is ended."""
+        """After an operation stop all processes; end them if they hold too much memory."""
         self._collect_exiting()
         if self._at_rest:
             return
@@ -176,16 +176,16 @@ class Keeper:
             self._end_all(f"its processes held more than {self._limits.memory_mb} MiB together")
 
     def _settle(self) -> list[int]:
-        """Stop all; the processes that are no copies. Copies that are unfit to be one are ended.
+        """Stop all processes; return those that are not copies. Unfit copies are ended.
 
-        Raises OSError where some would not stop.
+        Raises OSError if some would not stop.
         """
         deadline = time.monotonic() + processes.SWEEP_SECONDS
         while True:
             self._tree.stop()
             before = still(self._copies)
             self._left = self._tree.settle(self._frozen_numbers())
-            if None not in before.values() and before == still(self._copies):  # they stood still as all others did
+            if None not in before.values() and before == still(self._copies):  # copies did not run meanwhile
                 unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
                 self._at_rest = not unfit
                 if not unfit:
@@ -199,7 +199,7 @@ class Keeper:
             time.sleep(processes.PAUSE)
 
     def _end_all(self, cause: str) -> None:
-        """End the interpreter and what it left; copies stay."""
+        """End the interpreter and its processes; copies stay."""
         if self._interpreter is not None:
             self._cause = cause
             self._interpreter.signal(signal.SIGKILL)
@@ -220,10 +220,10 @@ class Keeper:
         self._output.keep(limits.output_bytes)
         command = cell_command(cell, self._setting, CHECKPOINTS + 2)
         deadlines = self._deadlines(limits.cpu_seconds, limits.wall_seconds, limits)
-        said = self._ask(command, self._left, deadlines, self._host)
-        early = None if said.early is None else said.early[: child.NAME_CHARS]
-        if said.done is not None:
-            late, _, value = said.done[1:].partition("\0")
+        reply = self._ask(command, self._left, deadlines, self._host)
+        early = None if reply.early is None else reply.early[: child.NAME_CHARS]
+        if reply.done is not None:
+            late, _, value = reply.done[1:].partition("\0")
             raised = early or late[: child.NAME_CHARS] or None
             status, error_type, line = cell_verdict(raised, deadlines.over)
             peak, code = processes.peak(self._proc, interpreter.number), None
@@ -233,8 +233,8 @@ class Keeper:
             status, error_type, code, line = verdict(end, 0.0, None, None, early, machine=deadlines.starved(end))
             if deadlines.over:
                 status, error_type, line = cell_verdict(None, deadlines.over)
-            ours = status == "infrastructure"
-            self._cause = line if ours else f"its code ended the interpreter ({line or f'exit code {code}'})"
+            is_fault = status == "infrastructure"
+            self._cause = line if is_fault else f"its code ended the interpreter ({line or f'exit code {code}'})"
         stdout, stderr = self._output.take()
         return Outcome(
             status=status,
@@ -253,19 +253,19 @@ class Keeper:
             raise CheckpointImpossible(TOO_MANY, full=True)
         room = 2 * self._limits.memory_mb
         if held(self._copies.values()) > room << 20:
-            said = f"the checkpoints of this session hold more than {room} MiB: discard some"
-            raise CheckpointImpossible(said, full=True)
+            message = f"the checkpoints of this session hold more than {room} MiB: discard some"
+            raise CheckpointImpossible(message, full=True)
         self._copies[name] = self._freeze(None)
 
     def _rollback(self, name: str) -> None:
         copy = self._copies.get(name)
         if copy is None:  # see `_refreeze_after_rollback`
-            raise InterpreterGone(f"{name} was gone back to, and kept from being copied again")
+            raise InterpreterGone(f"{name} was rolled back to, and could not be copied again")
         self._end_interpreter()
-        if self._exiting is None:  # else there was nothing but it, and nothing ran since all was seen stopped
+        if self._exiting is None:  # else it was the only process
             if not self._tree.end(self._frozen_numbers()):
                 raise OSError("processes of a session would not end")
-            with contextlib.suppress(OSError):  # what ended may have woken a copy: one that would not stop is ended
+            with contextlib.suppress(OSError):  # a copy that was woken and would not stop is ended
                 self._settle()
         del self._copies[name]
         if copy.is_over:
@@ -275,7 +275,7 @@ class Keeper:
             self._put_back(copy)
         except FilesNotRestored as spoiled:
             copy.end()
-            raise InterpreterGone(f"the files of {name} could not be put back: {spoiled}") from spoiled
+            raise InterpreterGone(f"the files of {name} could not be restored: {spoiled}") from spoiled
         self._output.take()
         self._control.forget()
         if self._host is not None:
@@ -284,16 +284,15 @@ class Keeper:
         self._pending_refreeze = name, copy.folders
 
     def _refreeze_after_rollback(self) -> None:
-        """Have the interpreter that a rollback went back to make another copy of itself, once that is answered and
-        nobody waits for it. What keeps it from that is told to the next operation."""
+        """After the reply to a rollback, have its interpreter copy itself again. The next reply reports failures."""
         if self._pending_refreeze is None:
             return
         (name, folders), self._pending_refreeze = self._pending_refreeze, None
         self._at_rest, self._left = False, []
-        self._alive.signal(signal.SIGSTOP)  # with which a SIGCONT of a cell's that waits there is gone
-        self._alive.signal(signal.SIGCONT)  # which, unlike a real-time signal, has its sender where a queue is full
+        self._alive.signal(signal.SIGSTOP)  # discards a cell's pending SIGCONT
+        self._alive.signal(signal.SIGCONT)  # keeps its sender on a full queue, unlike a real-time signal
         try:
-            with contextlib.suppress(InterpreterGone):  # whose cause is kept
+            with contextlib.suppress(InterpreterGone):  # `_cause` keeps the reason
                 self._copies[name] = self._freeze(folders)
         except CheckpointImpossible as refused:
             self._end_all(f"{name} could not be kept: {refused}")
@@ -301,8 +300,8 @@ class Keeper:
             self._fault = str(error)
 
     def _end_interpreter(self) -> None:
-        """Where it is all that there is, and stopped by a signal, it is on its way to no code of its own any more: its
-        memory is torn down while the rollback goes on."""
+        """Kill the interpreter. If it is the only process, and stopped, it runs no more code: the rollback need not
+        wait until its memory is freed."""
         ending = self._interpreter
         if ending is None:
             return
@@ -319,10 +318,10 @@ class Keeper:
             self._exiting = None
 
     def _put_back(self, copy: Copy) -> None:
-        """Raises as `Writable.restore` does."""
+        """Restore a copy's files. Raises as `WritableFolders.restore`."""
         try:
             self._writable.restore(copy.folders)
-        except (FilesNotRestored, OSError):  # what ends may still have held the room that was missing
+        except (FilesNotRestored, OSError):  # the dying interpreter may still hold space
             if self._exiting is None:
                 raise
             self._collect_exiting()
@@ -334,10 +333,10 @@ class Keeper:
             copy.end()
 
     def _freeze(self, folders: list[Snapshot] | None) -> Copy:
-        """A new frozen copy. folders: what the writable folders hold, None to have it taken.
+        """Make a frozen copy. folders: snapshots of the writable folders, None to take them.
 
-        There is only the interpreter, with one thread: what is new afterwards is of its making, and a copy has all that
-        there was. Raises CheckpointImpossible, InterpreterGone where it did not live through it.
+        Only the interpreter may exist, with one thread: then it made any new process, and a copy has the whole state.
+        Raises CheckpointImpossible, InterpreterGone if it ended meanwhile.
         """
         interpreter = self._alive
         if not {interpreter.number}.issuperset(self._left):
@@ -348,16 +347,16 @@ class Keeper:
         command: FreezeCommand = {"op": "freeze"}
         limits = self._limits._replace(memory_mb=FREEZE_SHARES * self._limits.memory_mb)
         deadlines = self._deadlines(math.inf, FREEZE_SECONDS, limits)
-        said = self._ask(command, self._left, deadlines)
+        reply = self._ask(command, self._left, deadlines)
         if not deadlines.over:
-            refuse_starved(interpreter, self._watchdog)
-        if said.done is not None and said.done.startswith(FAILED):
-            raise CheckpointImpossible(OBSTACLES.get(said.done[1:], OBSTACLES["other"]))
+            check_not_starved(interpreter, self._watchdog)
+        if reply.done is not None and reply.done.startswith(FAILED):
+            raise CheckpointImpossible(OBSTACLES.get(reply.done[1:], OBSTACLES["other"]))
         try:
-            if said.done is None:
+            if reply.done is None:
                 raise OSError("the interpreter has ended")
             self._settle()
-            number = only_new(self._tree, known)
+            number = find_new_copy(self._tree, known)
             self._left.remove(number)
             copy = Copy(self._tree.pid(number), number, max(0, resident(self._proc, number) - self._baseline))
             if copy.is_over:
@@ -375,7 +374,7 @@ class Keeper:
         return copy
 
     def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
-        refuse_starved(self._alive, self._watchdog)  # while it rested
+        check_not_starved(self._alive, self._watchdog)  # while it rested
         self._setting.confinement.kills.note()
         self._watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen_numbers()))
         copies = self._copies.values()
@@ -388,9 +387,9 @@ class Keeper:
         deadlines: Deadlines,
         functions: HostChannel | None = None,
     ) -> InterpreterReply:
-        """What the interpreter said to a command. wake: the processes that go on meanwhile, of those that are stopped.
+        """Send a command; return the interpreter's reply. wake: stopped processes to continue meanwhile.
 
-        All have got the signal to stop when it returns. Raises InterpreterGone where there is no interpreter.
+        All have been sent the stop signal when it returns. Raises InterpreterGone without an interpreter.
         """
         interpreter = self._alive
         self._at_rest = False
@@ -411,24 +410,24 @@ class Keeper:
             os._exit(0)
         self._tree.stop()
         self._reap()
-        return self._control.said
+        return self._control.reply
 
     def _reap(self) -> None:
-        """What has ended of the children that are neither the interpreter nor copies."""
+        """Reap ended children, except interpreter and copies."""
         for number in set(self._tree.children()) - self._frozen_numbers() - {self._alive.number}:
             self._tree.reap(number)
 
     def _reap_interpreter(self, interpreter: Child) -> tuple[int, int]:
-        """It has ended or was killed: end what it left. As `_collect`."""
+        """Collect an ended or killed interpreter, and end its processes; see `_collect`."""
         self._interpreter, found = None, self._collect(interpreter)
         self._tree.end(self._frozen_numbers())
         return found
 
     def _collect(self, interpreter: Child) -> tuple[int, int]:
-        """Wait for its end; (its wait status, the bytes it had in memory at most).
+        """Wait for its end; return (wait status, peak resident bytes).
 
-        Where the filter lets a session signal its first process alone, that one's id is kept from all others: it is
-        not reaped while the session lives.
+        If the filter lets a session signal its first process only, that one is not reaped while the session lives, so
+        that no other process gets its id.
         """
         if self._setting.confinement.only_own_signals and not self._first:
             self._first = interpreter.number
@@ -436,12 +435,12 @@ class Keeper:
         return interpreter.collect()
 
     def _frozen_numbers(self) -> set[int]:
-        """Children that are not among what a cell runs."""
+        """Return the numbers of children that no cell runs."""
         ended = {self._first, self._exiting.number if self._exiting else 0} - {0}
         return {copy.number for copy in self._copies.values()} | ended
 
     def _memory(self) -> int:
-        """Bytes that this session takes at most, besides what it shares with every other."""
+        """Return the most bytes that this session takes, without memory shared with others."""
         own = sum(
             max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen_numbers())
         )

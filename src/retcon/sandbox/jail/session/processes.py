@@ -1,8 +1,8 @@
-"""The processes below this one: found, told apart, stopped, ended. Standard library only: the workers import it.
+"""Process tree below a worker: finding, stopping and ending. Standard library only.
 
-A process has a pid here and a number in the /proc that the worker has, which may be that of an outer namespace. What
-runs below may be hostile: it forks, orphans and wakes its own while it is looked at. What is said of it holds only once
-all of it is stopped, which `Tree.settle` finds out from the kernel.
+A process has a pid here and a number in the worker's /proc, which may be of an outer namespace. The processes may be
+hostile: they fork, orphan and wake each other while they are inspected. Facts about them hold only once all are
+stopped, which `Tree.settle` learns from the kernel.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from retcon.sandbox.jail.session.snapshot import Snapshot
 from retcon.sandbox.jail.usage import children, listing, read
 
 SWEEP_SECONDS = 5.0
-PAUSE = 0.00002  # seconds between two looks: those that are looked at may need this processor to stop
+PAUSE = 0.00002  # seconds between two checks: the processes may need this CPU to stop
 STILL = frozenset(b"TtZXDx")
-"""States of a thread that runs no code of its own. D (in the kernel: it waits for a disk, or for the child of its
-vfork) is one of them once the signal to stop waits for it, too."""
+"""States of a thread that runs no user code. D (in the kernel: it waits for a disk, or for its vfork child) is one of
+them once the stop signal is pending."""
 CHILDREN_BYTES = 1 << 16
 
 
 class Tree:
-    """What descends from this process, which has one thread and is process 1 of a namespace or a subreaper.
+    """Descendants of this process.
 
-    proc: descriptor of a /proc. reaches: whether a signal to -1 reaches all of it, and nothing else.
+    It must have one thread, and be process 1 of a namespace or a subreaper. proc: descriptor of a /proc. reaches:
+    whether a signal to -1 reaches exactly them.
     """
 
     def __init__(self, proc: int, *, reaches: bool) -> None:
@@ -38,17 +39,17 @@ class Tree:
         self._children = os.open(f"{own}/task/{own}/children", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
     def children(self) -> list[int]:
-        """The numbers of the children of this process, those that have ended and were not reaped among them."""
+        """Return the numbers of this process's children, zombies included."""
         return [int(number) for number in _whole(self._children).split()]
 
     def number(self, pid: int) -> int:
-        """The number of a child, 0 where there is no such child."""
+        """Return the number of a child, 0 if it is gone."""
         if self._same:
             return pid if pid in self.children() else 0
         return number_of(self._proc, pid)
 
     def pid(self, number: int) -> int:
-        """0 where it is gone."""
+        """Return a process's pid, 0 if it is gone."""
         return number if self._same else pid_of(self._proc, number)
 
     def threads(self, number: int) -> list[str]:
@@ -69,7 +70,7 @@ class Tree:
         return found
 
     def below(self, apart: Collection[int] = ()) -> Iterator[int]:
-        """Every descendant but the children in `apart`; what is below those is not left out."""
+        """Yield every descendant except the children in `apart`."""
         left = self.children()
         for number in apart:
             if number in left:
@@ -87,23 +88,22 @@ class Tree:
                 os.kill(pid, sent)
 
     def stop(self) -> None:
-        """Send all of it the signal to stop, which some may not have obeyed yet."""
+        """Send SIGSTOP to all; some may stop later."""
         if self._reaches:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGSTOP)
         else:
             found = [self.pid(number) for number in self.below()]
-            for pid in filter(None, found):  # one right after another: meanwhile those that run wake those that do not
+            for pid in filter(None, found):  # without a pause, in which running ones would wake stopped ones
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGSTOP)
 
     def settle(self, still: Collection[int] = ()) -> list[int]:
-        """Stop all of it; its numbers, once nothing runs.
+        """Stop all; return their numbers once none runs.
 
-        A stopped process is one that another can wake, as long as one runs. So all must be seen stopped, and seen
-        once more without any of them having used the processor in between: then there was a moment at which none ran,
-        and nobody is left to wake them. still: children that the caller answers for in the same way.
-        Raises OSError where some would not stop.
+        A running process can wake a stopped one. So all must be seen stopped, and seen once more without any CPU use in
+        between: then at one moment none ran, and none is left to wake the others. still: children that the caller
+        checks likewise. Raises OSError if some would not stop.
         """
         deadline = time.monotonic() + SWEEP_SECONDS
         self.stop()
@@ -119,7 +119,7 @@ class Tree:
             before = after
 
     def _looks(self, still: Collection[int]) -> dict[int, int | None]:
-        """Of each process the nanoseconds that it has run, None where it is not stopped."""
+        """Return each process's CPU nanoseconds, None if it is not stopped."""
         return {number: self._look(number) for number in self.below(still)}
 
     def _look(self, number: int) -> int | None:
@@ -135,10 +135,10 @@ class Tree:
         return used
 
     def end(self, keep: Collection[int]) -> bool:
-        """End and reap all but the children in `keep`; False where some would not end.
+        """Kill and reap all except the children in `keep`; return success.
 
-        Orphans become children of this process. Those in `keep` are not reaped, whatever became of them: as long as
-        they are not, nobody else gets their numbers.
+        Orphans become children of this process. Those in `keep` are never reaped here, so that no other process gets
+        their numbers.
         """
         deadline = time.monotonic() + SWEEP_SECONDS
         while True:
@@ -154,7 +154,7 @@ class Tree:
             time.sleep(PAUSE)
 
     def reap(self, number: int) -> None:
-        """A child, if it has ended."""
+        """Reap a child, if it has ended."""
         pid = self.pid(number)
         if pid:
             with contextlib.suppress(ChildProcessError):
@@ -162,19 +162,19 @@ class Tree:
 
 
 def number_of(proc: int, pid: int) -> int:
-    """The number of a child of this process, 0 where there is no such child."""
+    """Return the number of a child of this process, 0 if gone."""
     return next((number for number in children(proc) if pid_of(proc, number) == pid), 0)
 
 
 def pid_of(proc: int, number: int) -> int:
-    """The pid of a process below this one, 0 where it is gone."""
+    """Return the pid of a descendant, 0 if it is gone."""
     if os.readlink("self", dir_fd=proc) == str(os.getpid()):
         return number
     return int(_status(proc, number, b"NSpid:") or 0)
 
 
 def cpu_nanoseconds(pid: int) -> int:
-    """CPU time of all threads of a process, 0 where it has ended."""
+    """Return a process's CPU time, 0 if it has ended."""
     if not pid:
         return 0
     try:
@@ -188,12 +188,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak(proc: int, number: int) -> int:
-    """Bytes of a process that were in memory at most, 0 where it has ended."""
+    """Return a process's peak resident bytes, 0 if it has ended."""
     return int(_status(proc, number, b"VmHWM:") or 0) << 10
 
 
 def _status(proc: int, number: int, name: bytes) -> bytes:
-    """The last number of a line in a process's status."""
+    """Return the last number of a line in a process's status."""
     try:
         text = read(proc, f"{number}/status")
     except OSError:
@@ -203,29 +203,29 @@ def _status(proc: int, number: int, name: bytes) -> bytes:
 
 
 def _whole(fd: int) -> bytes:
-    """A file of /proc from its start, which gives a page of it at a time."""
+    """Read a whole file of /proc, which gives a page at a time."""
     found = b""
     while part := os.pread(fd, CHILDREN_BYTES, len(found)):
         found += part
     return found
 
 
-# The frozen copies of a session's interpreter, as the kernel has them.
+# Frozen copies of a session's interpreter, as the kernel sees them.
 #
-# The session's code owns its interpreter, so that any process of its own can take a copy's place. Nothing rests on a
-# copy being genuine: it is a child of this process that was made while only the interpreter ran, with one thread and no
-# children, it is stopped by the kernel, and one that is found running for longer than it takes to see that it was not
-# woken, or with a child or a thread, is ended.
+# The session's code owns its interpreter, so that any of its processes can take a copy's place. Security does not
+# depend on a genuine copy: it is a child of this process that was made while only the interpreter ran, with one thread
+# and no children, it is stopped by the kernel, and it is ended if it runs for longer than a copy needs to see that the
+# keeper did not wake it, or has a child or a second thread.
 
-AWAKE_NANOSECONDS = 10_000_000  # of CPU time that a copy which is continued, and not woken, takes at most
+AWAKE_NANOSECONDS = 10_000_000  # most CPU time of a copy that is continued but not woken
 
 
 class InterpreterGone(Exception):
-    """The interpreter is gone; says why."""
+    """The interpreter is gone, for the reason in the message."""
 
 
 class CheckpointImpossible(Exception):
-    """No checkpoint can be made; the session goes on. Says why. full: there are too many, or too large ones."""
+    """No checkpoint can be made; the session continues. full: there are too many or too large ones."""
 
     def __init__(self, why: str, *, full: bool = False) -> None:
         super().__init__(why)
@@ -233,10 +233,10 @@ class CheckpointImpossible(Exception):
 
 
 class Child:
-    """A child of this process, held so that no other is taken for it. number: in the worker's /proc."""
+    """A child of this process, held by pidfd. number: in the worker's /proc."""
 
     def __init__(self, pid: int, number: int) -> None:
-        """Raises OSError."""
+        """Open the pidfd. Raises OSError."""
         self.pid = pid
         self.number = number
         self.ended = os.pidfd_open(pid)
@@ -252,13 +252,13 @@ class Child:
 
     @property
     def was_killed(self) -> bool:
-        """By SIGKILL."""
+        """Whether SIGKILL ended it."""
         found = self._found()
         return found is not None and (found.si_code, found.si_status) == (os.CLD_KILLED, signal.SIGKILL)
 
     @property
     def is_stopped(self) -> bool:
-        """All of its threads, by a signal: none is within a system call."""
+        """Whether a signal stopped all its threads, outside of system calls."""
         found = self._found()
         return found is not None and found.si_code == os.CLD_STOPPED
 
@@ -267,13 +267,13 @@ class Child:
         return os.waitid(os.P_PIDFD, self.ended, options)
 
     def collect(self) -> tuple[int, int]:
-        """Wait for its end and reap it; (its wait status, the bytes it had in memory at most)."""
+        """Wait for its end and reap it; return (wait status, peak resident bytes)."""
         _, status, usage = os.wait4(self.pid, 0)
         os.close(self.ended)
         return status, usage.ru_maxrss << 10
 
     def await_end(self) -> tuple[int, int]:
-        """As `collect`, but it is not reaped: nobody else gets its id. Its memory is not known."""
+        """Wait for its end without reaping it, which keeps its id taken; return (wait status, 0)."""
         found = os.waitid(os.P_PIDFD, self.ended, os.WEXITED | os.WNOWAIT)
         os.close(self.ended)
         if found is None:
@@ -282,9 +282,9 @@ class Child:
 
 
 class Copy(Child):
-    """A frozen copy. memory: bytes, most of them shared by fork. folders: what the writable ones held when it was made.
+    """A frozen copy. memory: bytes, most of them shared by fork. folders: snapshots of the writable ones at its time.
 
-    Raises OSError where there is none by that pid.
+    Raises OSError for an unknown pid.
     """
 
     def __init__(self, pid: int, number: int, memory: int) -> None:
@@ -295,16 +295,16 @@ class Copy(Child):
 
     @property
     def used(self) -> int:
-        """Nanoseconds that it has run in all."""
+        """Its CPU time in nanoseconds."""
         return cpu_nanoseconds(self.pid)
 
     @property
     def has_run(self) -> bool:
-        """Longer than one that is not woken does."""
+        """Whether it has run for longer than a sleeping copy does."""
         return self.used - self._used > AWAKE_NANOSECONDS
 
     def is_fit(self, tree: Tree) -> bool:
-        """Whether it still is what it has to be: nothing that used the processor, made a thread or a process."""
+        """Whether it still is a frozen copy: without CPU use, threads or children."""
         used = self.used
         if used == self._seen:
             return True
@@ -318,10 +318,10 @@ class Copy(Child):
         os.close(self.ended)
 
 
-def only_new(tree: Tree, known: Iterable[int]) -> int:
-    """The number of the one child that is not among `known` and fit to be a frozen copy.
+def find_new_copy(tree: Tree, known: Iterable[int]) -> int:
+    """Return the number of the one new child, a frozen copy.
 
-    To be asked when nothing runs. Raises OSError where there is none, there are several, or the one is not fit.
+    Call it when nothing runs. Raises OSError if there is no or more than one child outside of `known`, or it is unfit.
     """
     new = set(tree.children()).difference(known)
     if len(new) != 1:
@@ -333,12 +333,12 @@ def only_new(tree: Tree, known: Iterable[int]) -> int:
 
 
 def still(copies: Mapping[str, Copy]) -> dict[str, int | None]:
-    """How long each copy has run, None where it runs."""
+    """Return each copy's CPU time, None if it is running."""
     return {name: copy.used if copy.is_stopped else None for name, copy in copies.items() if not copy.is_over}
 
 
 def held(copies: Collection[Copy]) -> int:
-    """Bytes that checkpoints take at most: what copies share by fork counts for each of them, equal files once."""
+    """Return the most bytes of checkpoints: memory shared by fork counts for each, equal files once."""
     contents = {
         id(entry.content): len(entry.content)
         for copy in copies

@@ -1,9 +1,9 @@
-"""A scratch folder as it was: taken into memory, and put back exactly. Standard library only: the workers import it.
+"""Snapshots of scratch folders in memory, restored exactly. Standard library only.
 
-Copies are held by the worker and not in the folder's own file system: the cells that come after a snapshot cannot
-reach it, and it does not eat into their space. Times and sizes are not trusted to tell whether a file has changed, as
-writing through a mapping leaves both alone; contents are compared, and what is equal is held once. The tree may be made
-by hostile code and this process may have more rights than it had: see `beneath`, and `keeper`, which gives those up.
+The worker holds them, not the folder's own file system: later cells cannot reach a snapshot, and it does not use their
+space. Times and sizes do not show whether a file has changed, as writing through a mapping keeps both; contents are
+compared, and equal ones are held once. The tree may be made by hostile code, and this process may have more rights: see
+`BeneathOpener`, and `keeper`, which drops those.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from retcon.sandbox.jail import kernel, scratch
 from retcon.sandbox.jail.confine.confinement import Confinement
 from retcon.sandbox.jail.confine.isolate import die_with_parent
 
-# A folder that hostile code has filled: names in it are opened one by one, through no link and into no other mount.
+# Names in folders of hostile code are opened one by one, without following links or entering other mounts.
 #
-# What is opened is held by its descriptor, and whatever is done to it is done by that: a name is
-# never used twice. Kernel documentation: openat2(2), open(2) on O_PATH, proc_pid_fd(5).
+# All operations use the descriptor: a name is never used twice. Kernel documentation: openat2(2), open(2) on O_PATH,
+# proc_pid_fd(5).
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
 _SYS_OPENAT2 = 437  # the same number on every architecture
@@ -32,11 +32,11 @@ _NO_XDEV, _NO_MAGICLINKS, _NO_SYMLINKS, _BENEATH = 0x1, 0x2, 0x4, 0x8
 _RESOLVE = _NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
 
 
-class Beneath:
-    """Opens names in folders that are open. proc: descriptor of a /proc.
+class BeneathOpener:
+    """Opener of names in open folders. proc: descriptor of a /proc.
 
-    Where the kernel has no openat2 (it came with Linux 5.6), or a container's filter forbids it, a single name that is
-    opened with O_NOFOLLOW ends at the same file; only another mount would not be noticed, and a call can make none.
+    Without openat2 (Linux 5.6), or if a container's filter forbids it, O_NOFOLLOW on a single name opens the same file;
+    only other mounts would go unnoticed, and a call cannot make any.
     """
 
     def __init__(self, proc: int) -> None:
@@ -48,7 +48,7 @@ class Beneath:
             self._openat2 = False
 
     def open(self, folder: int, name: str, flags: int, mode: int = 0) -> int:
-        """A name without a slash. It does not wait, for a fifo's other end or for a lease to be given up.
+        """Open a name (no slash), without waiting for FIFOs and leases.
 
         Raises OSError.
         """
@@ -60,14 +60,14 @@ class Beneath:
         return kernel.syscall(_SYS_OPENAT2, folder, os.fsencode(name), how, size, what=repr(name))
 
     def pin(self, folder: int, name: str) -> int:
-        """The same, for its mode and its facts alone: whatever it is, and however closed. Raises OSError."""
+        """Open a name with O_PATH, whatever its kind and mode. Raises OSError."""
         return self.open(folder, name, os.O_PATH)
 
     @contextlib.contextmanager
     def opened(self, folder: int, name: str, flags: int, needed: int) -> Iterator[int]:
-        """As `open`, of a file or folder that its own mode may close: that mode it has again afterwards.
+        """Open a file or folder, if needed by a temporary mode.
 
-        needed: the bits of the mode that its owner needs meanwhile. Raises OSError.
+        needed: mode bits that its owner needs meanwhile. Raises OSError.
         """
         try:
             fd = self.open(folder, name, flags)
@@ -84,7 +84,7 @@ class Beneath:
         try:
             mode = os.fstat(pinned).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise OSError(errno.EPERM, f"{name!r} is no file")
+                raise OSError(errno.EPERM, f"{name!r} is not a file")
             self.set_mode(pinned, mode | needed)
             try:
                 fd = os.open(f"self/fd/{pinned}", flags | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._proc)
@@ -98,7 +98,7 @@ class Beneath:
             os.close(pinned)
 
     def set_mode(self, pinned: int, mode: int) -> None:
-        """Of what is pinned or open; a link has none. Raises OSError."""
+        """Set the mode of a pinned or open file; links have none. Raises OSError."""
         os.chmod(f"self/fd/{pinned}", stat.S_IMODE(mode), dir_fd=self._proc)
 
 
@@ -107,8 +107,8 @@ CHUNK = 1 << 20
 
 
 class Entry(NamedTuple):
-    """A file, folder, link or fifo. content: of a file; target: of a symbolic link, or of a further hard link the path
-    in this snapshot of the first."""
+    """A file, folder, link or FIFO. content: of a file. target: of a symbolic link; of a further hard link, the first
+    one's path in this snapshot."""
 
     mode: int
     modified: int
@@ -122,13 +122,13 @@ class Entry(NamedTuple):
 
 
 class Snapshot:
-    """What a folder held. size: bytes of its files. Sockets are left out.
+    """Snapshot of a folder, without sockets. size: bytes of its files.
 
-    root: the folder's descriptor, which stays the caller's. Raises OSError where it cannot be read, is nested deeper
-    than 32 folders, or holds more than `cap` bytes. Nothing may write to it meanwhile.
+    root: the folder's descriptor, which the caller keeps. Raises OSError if it cannot be read, is nested deeper than 32
+    folders, or holds more than `cap` bytes. Nothing may write to it meanwhile.
     """
 
-    def __init__(self, root: int, beneath: Beneath, cap: int, before: Snapshot | None = None) -> None:
+    def __init__(self, root: int, beneath: BeneathOpener, cap: int, before: Snapshot | None = None) -> None:
         self.entries: dict[str, Entry] = {}
         self.size = 0
         self._beneath = beneath
@@ -180,20 +180,20 @@ class Snapshot:
         return kept if kept is not None and kept == content else content
 
     def restore(self, root: int) -> None:
-        """Make the folder what it was. Files that are still the same file are rewritten in place, so that whoever holds
-        them open or mapped sees what they held; but not those that have a name outside of this folder, or another
-        owner: they are left alone, and a file of the same content takes their name. Nothing may write to it meanwhile.
-        Raises OSError."""
+        """Restore the folder. Raises OSError. Nothing may write to it meanwhile.
+
+        Files that are still the same are rewritten in place, so that their open descriptors and mappings see the old
+        content; but those with a name outside of this folder, or another owner, are replaced by a new file."""
         links: Counter[int] = Counter()
         os.fchmod(root, 0o700)
         self._remove_others(root, "", links)
-        _Restored(self.entries, self._beneath, links).put(root)
+        _Restorer(self.entries, self._beneath, links).put(root)
         os.fchmod(root, stat.S_IMODE(self._mode))
         os.utime(root, ns=(self._modified, self._modified))
 
     def _remove_others(self, folder: int, path: str, links: Counter[int]) -> None:
-        """Remove what was not there, or was another file, below the folder of that path. links: are counted there, by
-        inode, of what stays."""
+        """Remove new and replaced files below the folder of that path. links: counts the remaining files' names, by
+        inode."""
         for name in os.listdir(folder):
             facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
             entry = self.entries.get(path + name)
@@ -202,7 +202,7 @@ class Snapshot:
             if stat.S_ISDIR(facts.st_mode):
                 with self._beneath.opened(folder, name, FOLDER, 0o700) as fd:
                     if entry is None:
-                        scratch.empty_open(fd)  # which may be deeper than any that a snapshot takes
+                        scratch.empty_open(fd)  # it may be deeper than a snapshot's limit
                     else:
                         self._remove_others(fd, f"{path}{name}/", links)
                 if entry is None:
@@ -213,22 +213,22 @@ class Snapshot:
                 links[facts.st_ino] += 1
 
 
-class _Restored:
-    """Puts entries back into a folder from which all others are gone."""
+class _Restorer:
+    """Restorer of entries in a folder from which all others are removed."""
 
-    def __init__(self, entries: dict[str, Entry], beneath: Beneath, links: Counter[int]) -> None:
+    def __init__(self, entries: dict[str, Entry], beneath: BeneathOpener, links: Counter[int]) -> None:
         self._entries = entries
         self._beneath = beneath
         self._links = links
         self._owner = os.geteuid()
-        self._open: list[tuple[str, int]] = []  # the folders on the way to the present entry, and their descriptors
+        self._open: list[tuple[str, int]] = []  # folders above the present entry, with descriptors
 
     def put(self, root: int) -> None:
         facts = os.stat(root)
         self._owner = facts.st_uid
         self._open = [("", root)]
         try:
-            for path, entry in self._entries.items():  # a folder before what lies in it
+            for path, entry in self._entries.items():  # folders before their content
                 folder = self._enter(path)
                 self._put(folder, os.path.basename(path), path, entry)
             self._enter("")
@@ -237,7 +237,7 @@ class _Restored:
                 os.close(fd)
 
     def _enter(self, path: str) -> int:
-        """The folder of `path`. Those that are left get their mode and time: what lies in a folder changes its time."""
+        """Return the folder of `path`. Folders that are left get their mode and time, after their content."""
         wanted = os.path.dirname(path)
         while self._open[-1][0] and not f"{wanted}/".startswith(f"{self._open[-1][0]}/"):
             name, fd = self._open.pop()
@@ -250,7 +250,7 @@ class _Restored:
         return self._open[-1][1]
 
     def _put(self, folder: int, name: str, path: str, entry: Entry) -> None:
-        """Make one entry; one that is there is of the same kind."""
+        """Restore one entry; an existing one has the same kind."""
         there = _facts(folder, name)
         if stat.S_ISDIR(entry.mode):
             if there is None:
@@ -272,7 +272,7 @@ class _Restored:
             self._write(folder, name, entry, entry.content, there)
 
     def _link(self, folder: int, name: str, target: str, there: os.stat_result | None) -> None:
-        """A further name of a file that was put back before."""
+        """Restore a further name of a restored file."""
         with contextlib.ExitStack() as ways:
             first = self._open[0][1]
             *parts, source = target.split("/")
@@ -286,7 +286,7 @@ class _Restored:
                 os.link(source, name, src_dir_fd=first, dst_dir_fd=folder, follow_symlinks=False)
 
     def _write(self, folder: int, name: str, entry: Entry, content: bytes, there: os.stat_result | None) -> None:
-        """In place where the file that is there is the session's alone."""
+        """Write a file, in place if the existing one is only the session's."""
         if there is not None and (there.st_uid != self._owner or there.st_nlink > self._links[there.st_ino]):
             os.unlink(name, dir_fd=folder)
             there = None
@@ -300,7 +300,7 @@ class _Restored:
         self._finish(folder, name, entry)
 
     def _finish(self, folder: int, name: str, entry: Entry) -> None:
-        """Mode and time."""
+        """Set mode and time."""
         pinned = self._beneath.pin(folder, name)
         try:
             if os.fstat(pinned).st_mode != entry.mode:
@@ -316,31 +316,31 @@ def _facts(folder: int, name: str) -> os.stat_result | None:
     return None
 
 
-MOST_BYTES = 64 << 20  # that a checkpoint can keep of each folder
+MOST_BYTES = 64 << 20  # most bytes of a folder in a checkpoint
 
 FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EROFS)
-"""What keeps files from being put back that is the machine's, where it does not bound what a session writes."""
+"""Errors of restoring that are the machine's fault, where it does not limit a session's files."""
 
 
 class FilesNotRestored(Exception):
-    """The session's own code keeps its files from being put back; says how."""
+    """The session's own code prevents restoring its files."""
 
 
-class Writable:
-    """The writable folders of a worker, held by their descriptors: a session may move the scratch folder away, or put
-    a link in its place."""
+class WritableFolders:
+    """A worker's writable folders, by descriptor: a session may move the scratch folder away, or replace it by a
+    link."""
 
     def __init__(self, confinement: Confinement, folder: str) -> None:
-        """folder: for scratch, is made. To be called before anything of the session runs. Raises OSError."""
+        """Open the folders, and create `folder` for scratch, before the session runs. Raises OSError."""
         os.mkdir(folder, 0o700)
         self._scratch, self._user, self._bounded = folder, confinement.become, confinement.bounded
-        # where calls have a user of their own, all but the scratch folder is closed to it
+        # a call's own user can write only the scratch folder
         paths = confinement.writable if confinement.become is None else (folder,)
         self._folders = [os.open(path, FOLDER | os.O_NOFOLLOW | os.O_CLOEXEC) for path in paths]
-        self._beneath = Beneath(confinement.proc)
+        self._beneath = BeneathOpener(confinement.proc)
 
     def take(self, before: list[Snapshot] | None) -> list[Snapshot]:
-        """What they hold. before: what they held once, to hold once what is the same. Raises OSError."""
+        """Take snapshots. before: earlier ones, to share equal contents. Raises OSError."""
         olds: list[Snapshot | None] = [*before] if before else [None] * len(self._folders)
         with self._as_user():
             return [
@@ -349,7 +349,7 @@ class Writable:
             ]
 
     def restore(self, snapshots: list[Snapshot]) -> None:
-        """Raises FilesNotRestored, and OSError where the machine is at fault."""
+        """Restore snapshots. Raises FilesNotRestored, or OSError if the machine is at fault."""
         try:
             with self._as_user():
                 for folder, snapshot in zip(self._folders, snapshots, strict=True):
@@ -360,13 +360,13 @@ class Writable:
             raise
 
     def collect(self, paths: list[str]) -> dict[str, str]:
-        """Path to content in base64, of those `paths` that can be handed back (`scratch.collect`). Raises OSError."""
+        """Read files as base64; see `scratch.collect`. Raises OSError."""
         with self._as_user():
             return scratch.collect(self._scratch, paths)
 
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
-        """With the rights on files that the session's own processes have, and no more."""
+        """Use only the file rights of the session's processes within the block."""
         if self._user is None:
             yield
             return
