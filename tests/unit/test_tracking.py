@@ -15,7 +15,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import MissingExtra, RecipeError, RecordError, TrackingWarning
 from retcon.runs import tracking as module
 from retcon.runs.folder import RunFolder
-from retcon.runs.metrics import ALL, read_metrics, renamed
+from retcon.runs.metrics import ALL, read_metrics, rename
 from retcon.runs.tracking import TrackedRun, Tracker, find_trackers, tracking
 
 PAGE = Path(__file__).parents[2] / "docs" / "training" / "tracking.md"
@@ -131,15 +131,15 @@ def test_names_of_others_are_unique_and_the_rest_is_ours() -> None:
     for theirs in ([n.verl for n in ALL if n.verl], [n.trl for n in ALL if n.trl], [n.own for n in ALL]):
         assert len(set(theirs)) == len(theirs)
     metrics = {"reward": 1.0, "kl": 0.1, "spliced_share": 0.2}
-    assert renamed(metrics, "verl") == {"critic/score/mean": 1.0, "actor/ppo_kl": 0.1, "retcon/spliced_share": 0.2}
-    assert renamed(metrics, "trl") == {"reward": 1.0, "retcon/kl": 0.1, "retcon/spliced_share": 0.2}
+    assert rename(metrics, "verl") == {"critic/score/mean": 1.0, "actor/ppo_kl": 0.1, "retcon/spliced_share": 0.2}
+    assert rename(metrics, "trl") == {"reward": 1.0, "retcon/kl": 0.1, "retcon/spliced_share": 0.2}
 
 
 def test_a_divergence_goes_by_the_name_of_one_to_the_same_policy() -> None:
     """To the one that sampled, or to the one that the run began from: TRL's kl is of the second kind alone."""
     metrics = {"kl": 0.1, "kl_reference": 0.2}
-    assert renamed(metrics, "trl") == {"retcon/kl": 0.1, "kl": 0.2}
-    assert renamed(metrics, "verl") == {"actor/ppo_kl": 0.1, "actor/kl_loss": 0.2}
+    assert rename(metrics, "trl") == {"retcon/kl": 0.1, "kl": 0.2}
+    assert rename(metrics, "verl") == {"actor/ppo_kl": 0.1, "actor/kl_loss": 0.2}
 
 
 def test_the_page_has_the_table_of_names() -> None:

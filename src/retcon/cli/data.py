@@ -286,15 +286,15 @@ def export(
     select, own_seed = None, 0
     others: list[str] = []
     if recipe:
-        _refuse_of_files({"--share": share, "--column": column, "--grader": grader, "--split": split,
+        _check_no_file_options({"--share": share, "--column": column, "--grader": grader, "--split": split,
                           "--subset": subset, "--revision": revision, "--system": system,
                           "--against": against})  # fmt: skip
         whole = load_recipe(recipe)
         found = find_stage(whole, stage, f"--stage {stage}").recipe if stage else whole
         if not (stage or evaluation):
             others = [one.name for one in stages_of(whole) if _tasks_of(one.recipe) != _tasks_of(whole)]
-        _refuse_input(verl, found.task)
-        found = found.model_copy(update={"task": _of_any_length(found.task)})
+        _check_not_input(verl, found.task)
+        found = found.model_copy(update={"task": _without_length_limit(found.task)})
         tasks, select = build_tasks(found), found.select
         own_seed = found.evaluate.seed if evaluation else found.run.seed
     else:
@@ -304,10 +304,10 @@ def export(
             {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
         )
         settings = settings_of(**sources, **about, evaluation_share=share)
-        _refuse_input(verl, settings)
+        _check_not_input(verl, settings)
         tasks = settings.open()
     unrated: list[str] = []
-    drawn = _drawn(tasks, evaluation, count, own_seed if seed is None else seed, select, unrated)
+    drawn = _draw_tasks(tasks, evaluation, count, own_seed if seed is None else seed, select, unrated)
     name: Split = "evaluation" if evaluation else "train"
     wrote = write_verl(verl, verl_rows(drawn, split=name, system=tasks.system, source=tasks.name))
     console = plain_console()
@@ -324,15 +324,15 @@ def export(
 def _tasks_of(recipe: Recipe) -> tuple[object, ...]:
     """The parts of a recipe that determine which rows are written to train on."""
     select = recipe.select
-    return _of_any_length(recipe.task), select.pass_rates, select.min_pass_rate, select.max_pass_rate
+    return _without_length_limit(recipe.task), select.pass_rates, select.min_pass_rate, select.max_pass_rate
 
 
-def _of_any_length(task: TaskSection) -> TaskSection:
+def _without_length_limit(task: TaskSection) -> TaskSection:
     """The section without a length limit, as verl drops long prompts itself."""
     return task.model_copy(update={"max_prompt_tokens": 0}) if task.kind == "file" else task
 
 
-def _refuse_of_files(options: Mapping[str, object]) -> None:
+def _check_no_file_options(options: Mapping[str, object]) -> None:
     """Raise RecipeError for an option about files where a recipe sets them."""
     from retcon.core.errors import RecipeError
 
@@ -342,7 +342,7 @@ def _refuse_of_files(options: Mapping[str, object]) -> None:
         raise RecipeError(f"{option} is of files, and the tasks are those of a recipe: set task.{key} in it")
 
 
-def _refuse_input(verl: Path, settings: object) -> None:
+def _check_not_input(verl: Path, settings: object) -> None:
     """Raise RecordError where the output is one of the input files."""
     from retcon.store.whole import OutputFile, check_outputs
     from retcon.tasks.data.settings import FileTaskSettings
@@ -351,7 +351,7 @@ def _refuse_input(verl: Path, settings: object) -> None:
         check_outputs([OutputFile("--verl", verl)], settings.files())
 
 
-def _drawn(
+def _draw_tasks(
     tasks: TaskSet, evaluation: bool, count: int | None, seed: int, select: SelectSection | None, unrated: list[str]
 ) -> Iterator[Task]:
     """Tasks in order. unrated: gets the ids of tasks without a pass rate, where the recipe selects by rates."""
@@ -373,10 +373,10 @@ def _drawn(
             )
         return iter(problems)
     stream = training_prompts(tasks, seed)
-    return islice(_rated(stream, select, unrated if ends else None) if select else stream, count)
+    return islice(_filter_rated(stream, select, unrated if ends else None) if select else stream, count)
 
 
-def _rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | None) -> Iterator[Task]:
+def _filter_rated(tasks: Iterator[Task], select: SelectSection, unrated: list[str] | None) -> Iterator[Task]:
     """Tasks within the recipe's bounds of pass rates, if any. unrated: gets those without a rate; None for an endless
     set, where such a task is refused."""
     from retcon.core.errors import RecipeError

@@ -56,7 +56,7 @@ def ensure_demonstrations(
     """
     note = _note_of(file)
     if file.exists():
-        made = _already(file, note, recipe)
+        made = _read_note(file, note, recipe)
         from retcon.train.demos.making import clear
 
         if made is not None:  # the user may have put a file beside the begun one
@@ -103,7 +103,7 @@ def _about(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, dict[str, object]]
     return {**about, "model": {**about["model"], **tokens}}
 
 
-def _already(file: Path, note: Path, recipe: Recipe) -> Summary | None:
+def _read_note(file: Path, note: Path, recipe: Recipe) -> Summary | None:
     if not note.exists():
         return None
     from retcon.train.demos.making import Summary

@@ -55,7 +55,7 @@ def plan_rl(
     _head(show, folder, out, largest, ready.place.line, settled.derived)
     seconds = 0.0
     for stage, tasks, needs in each:
-        show.print(f"tasks: {tasks.name}{_counted(tasks)}; nothing is fetched")
+        show.print(f"tasks: {tasks.name}{_task_count(tasks)}; nothing is fetched")
         _stage(show, stage, needs)
         check_fits(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
@@ -65,7 +65,7 @@ def plan_rl(
             rates = stage.recipe.select.pass_rates
             show.print(f"{stage}: {rates} is not there yet: the run will stop before this stage, to have it measured")
         measured = measure_rl(stage.recipe, folder, stages.stream(stage), ready.place)
-        seconds += _time(show, measured, stage.steps, _evaluated(show, recipe, stage, measured, len(problems)))
+        seconds += _print_time(show, measured, stage.steps, _eval_seconds(show, recipe, stage, measured, len(problems)))
     _advise(show, seconds)
     if recipe.stages:
         steps = counted(recipe.rl.steps, "step")
@@ -175,7 +175,7 @@ def plan_evaluation(recipe: Recipe, folder: Path, out: Path) -> None:
     asked = f"problems: {of} {tasks.name} × {counted(recipe.evaluate.samples, 'rollout')}{each}"
     if not recipe.engine.in_process:
         show.print(f"model: {recipe.engine.subject(folder)}, which computes elsewhere: its time is not known\n{asked}")
-        _derived(show, derived)
+        _print_lengths(show, derived)
         return
     place = place_training(recipe, folder, ("rollout_dtype",))
     needs = needs_of("eval", recipe, folder, place)
@@ -212,7 +212,7 @@ def _plan_updates(
     measured = measure_updates(recipe, folder, place, samples, batch)
     if kind == "dpo":  # each side is computed once more, forward alone: a third of forward and backward
         measured = replace(measured, train_seconds=measured.train_seconds * 4 / 3)
-    _time(show, measured, steps)
+    _print_time(show, measured, steps)
 
 
 def _head(
@@ -225,16 +225,16 @@ def _head(
     if needs.rollouts:
         disk.append(f"about {gib(needs.rollouts)} for rollouts, if all are long")
     show.print(f"out: {out}, {', and '.join(disk)}")
-    _derived(show, derived)
+    _print_lengths(show, derived)
 
 
-def _derived(show: Console, derived: Iterable[DerivedLength | str]) -> None:
+def _print_lengths(show: Console, derived: Iterable[DerivedLength | str]) -> None:
     """Print the lengths that the recipe leaves open, as model and tasks set them."""
     for one in derived:
         show.print(Text.assemble(("derived: ", "bold"), str(one)))
 
 
-def _counted(tasks: TaskSet) -> str:
+def _task_count(tasks: TaskSet) -> str:
     """Number of tasks, if known: a family may be endless."""
     identity = getattr(tasks, "identity", None)
     if not identity:
@@ -258,7 +258,7 @@ def _memory(show: Console, needs: Needs, room: int | None = None) -> None:
     show.print(grid)
 
 
-def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, problems: int) -> float:
+def _eval_seconds(show: Console, recipe: Recipe, stage: Stage, measured: Measured, problems: int) -> float:
     """Seconds of the evaluations in a stage, timed as training rollouts."""
     section = recipe.evaluate
     steps = range(stage.before + 1, stage.last + 1) if section.every else ()
@@ -272,7 +272,7 @@ def _evaluated(show: Console, recipe: Recipe, stage: Stage, measured: Measured, 
     return count * each
 
 
-def _time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -> float:
+def _print_time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -> float:
     """Seconds of all steps and of what is done besides them."""
     if measured.rollout_seconds is not None:
         most = "" if measured.whole else " at most, if every rollout used up rollout.max_tokens"

@@ -152,9 +152,9 @@ def evaluate(
     for model in models:
         for name in benchmarks or [""]:
             for mode in ("off", "on") if tools == "both" else (tools or "",):
-                given = _of_benchmark(name, files.get(name, "")) if name else []
-                given += _of_files(data, asked.recipe, asked.overrides) if data else []
-                given += _of_options(settings, mode, limit, bool(name))
+                given = _benchmark_overrides(name, files.get(name, "")) if name else []
+                given += _data_overrides(data, asked.recipe, asked.overrides) if data else []
+                given += _option_overrides(settings, mode, limit, bool(name))
                 recipe = _recipe_of(model, asked.recipe, [*given, *asked.overrides], repair)
                 folder = locate(recipe.model.path if is_url(model) else model)
                 place = out / _slug(model) / f"{name or 'data'}{'-no-tools' * (mode == 'off')}" if apart else out
@@ -178,7 +178,7 @@ def evaluate(
             _print_inspect_logs(job)
     if tools == "both" and not dry_run:
         for off, on in zip(jobs[::2], jobs[1::2], strict=True):
-            _print_compared(off.out, on.out, ("tools off", "tools on"), f"{on.model} {on.benchmark}")
+            _print_comparison(off.out, on.out, ("tools off", "tools on"), f"{on.model} {on.benchmark}")
 
 
 def _recipe_of(model: str, name: str | None, given: Sequence[str], repair: bool) -> Recipe:
@@ -239,7 +239,7 @@ def _print_inspect_logs(job: Measurement) -> None:
         print_line(f"log: {path}\ntry: {command_line('inspect', 'view', '--log-dir', path.parent)}")
 
 
-def _print_compared(
+def _print_comparison(
     first: Path, second: Path, names: tuple[str, str], title: str = "", price: tuple[float, float] | None = None
 ) -> None:
     """Print two folders' evaluations side by side."""
@@ -278,7 +278,7 @@ def eval_compare(
         found = list(compare_evaluations(first, second, costs))
         typer.echo(json.dumps([asdict(one) for one in found], indent=2, default=str))
         return
-    _print_compared(
+    _print_comparison(
         first, second, (first.name or "A", second.name if second.name != first.name else str(second)), "", costs
     )
 
@@ -343,7 +343,7 @@ def _benchmark_files(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _of_benchmark(name: str, file: str) -> list[str]:
+def _benchmark_overrides(name: str, file: str) -> list[str]:
     """Overrides that evaluate a recipe on all problems of a benchmark."""
     from retcon.config.load import toml_of
     from retcon.tasks.registry import EVERY
@@ -356,7 +356,7 @@ def _of_benchmark(name: str, file: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _of_options(settings: str, mode: str, limit: int | None, named: bool) -> list[str]:
+def _option_overrides(settings: str, mode: str, limit: int | None, named: bool) -> list[str]:
     """Overrides for --settings, --tools and --limit. named: on a benchmark."""
     given = ["evaluate.sampling=rollout"] if settings or named else []
     given += [key if "." in key.partition("=")[0] else f"rollout.{key}" for key in SETTINGS.get(settings, ())]
@@ -401,7 +401,7 @@ SAMPLES = 4
 """Rollouts of a problem where files are named and the number is not: sets are large, and more tell little more."""
 
 
-def _of_files(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
+def _data_overrides(paths: Sequence[str], recipe: str | None, overrides: Sequence[str]) -> list[str]:
     """Overrides for `--data`: all rows of these files are evaluated on, unless a number is given. Keys about the
     recipe's own data are reset: which rows, and for a hub's data set subset and revision, unless the same data are
     named."""
@@ -491,7 +491,7 @@ def difficulty(
     section = recipe.select
     within = sum(section.min_pass_rate <= one.rate <= section.max_pass_rate for one in measured)
     console = plain_console()
-    console.print(_table_of_difficulty(measured))
+    console.print(_difficulty_table(measured))
     console.print(
         f"{counted(len(measured), 'task')} measured, {within} within "
         f"[{section.min_pass_rate:g}, {section.max_pass_rate:g}]: {out}"
@@ -508,16 +508,16 @@ def difficulty(
         )
         return
     if of_run is not None:
-        console.print(f"try: {_with_stage(of_run, out)}")
+        console.print(f"try: {_stage_advice(of_run, out)}")
         return
     own = overrides
-    if _only_measures(recipe):
+    if _cannot_train(recipe):
         own = [*(override for override in overrides if not override.startswith("engine.")), "engine.kind=local"]
     again = command_line("retcon", "train", name or "RECIPE", *own, f"select.pass_rates={out}", "--from", checkpoint)
     console.print(f"try: {again}")
 
 
-def _only_measures(recipe: Recipe) -> bool:
+def _cannot_train(recipe: Recipe) -> bool:
     """Whether the engine cannot be trained, such as a server of text."""
     try:
         recipe.engine.check_training(recipe)
@@ -526,7 +526,7 @@ def _only_measures(recipe: Recipe) -> bool:
     return False
 
 
-def _with_stage(stage: Stage, out: Path) -> str:
+def _stage_advice(stage: Stage, out: Path) -> str:
     """Advice on using a stage's rates. A run that has begun keeps the file that its recipe names."""
     wanted = stage.recipe.select.pass_rates
     if wanted and Path(wanted).resolve() == out.resolve():
@@ -540,7 +540,7 @@ def _with_stage(stage: Stage, out: Path) -> str:
     return f"a run that has not begun, with {key}" + f": one that has goes by {wanted}" * bool(wanted)
 
 
-def _table_of_difficulty(measured: Sequence[PassRate]) -> Table:
+def _difficulty_table(measured: Sequence[PassRate]) -> Table:
     """Table of the number of tasks by rate."""
     from rich import box
     from rich.table import Table
@@ -664,7 +664,7 @@ def regrade(
     with interruptible(kept), show_progress(f"regrading {run}") as tell:
         done = do(job, tell)
     console = plain_console()
-    console.print(_table_of_regrades(done), soft_wrap=False)
+    console.print(_regrade_table(done), soft_wrap=False)
     for one in [one for one in done if one.change == "lost"][:5]:
         console.print(f"lost: {one.id}: {one.why}", style="yellow")
     shown = target / done[0].file if done else target
@@ -695,7 +695,7 @@ def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
     return options
 
 
-def _table_of_regrades(done: Sequence[Regraded]) -> Table:
+def _regrade_table(done: Sequence[Regraded]) -> Table:
     """Table of old against new rewards, a run's steps together."""
     from rich import box
     from rich.table import Table

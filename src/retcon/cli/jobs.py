@@ -106,7 +106,7 @@ async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Cal
     waiting, to_come = list(jobs), {job.name for job in jobs}
     running: dict[asyncio.Task[None], Job] = {}
     ending, hurry = asyncio.Event(), asyncio.Event()
-    with _pressed(ending, hurry):
+    with _handle_interrupts(ending, hurry):
         try:
             while waiting or running:
                 ready = [job for job in waiting if to_come.isdisjoint(job.needs)]
@@ -127,7 +127,7 @@ async def _run_jobs(jobs: Sequence[Job], at_once: int, board: Board, on_end: Cal
 
 
 @contextlib.contextmanager
-def _pressed(ending: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+def _handle_interrupts(ending: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
     """Within, a Ctrl-C cancels this task and sets `ending`; once that is set, it sets `hurry`, and cancels no clean-up.
 
     Does nothing outside the main thread, where signals do not arrive, nor where this one is ignored (nohup).
@@ -193,11 +193,11 @@ async def _run(job: Job, board: Board, hurry: asyncio.Event) -> None:
     if process.returncode:
         kept = "what is done is kept: once this is put right, the same command continues"
         end = f":\n{tail}" if (tail := _tail(job.log, begin)) else ": the log is empty"
-        raise JobFailed(f"{job.name} {_how(process.returncode)}; {kept}. The end of {job.log}{end}")
+        raise JobFailed(f"{job.name} {_describe_exit(process.returncode)}; {kept}. The end of {job.log}{end}")
     board.ended(job)
 
 
-def _how(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Description of a process's failure. code: Python's, below 0 for a signal."""
     if code > 0:
         return f"failed with exit code {code}"
@@ -371,7 +371,7 @@ class BarBoard:
     def moved(self, job: Job, label: str, done: int, total: int) -> None:
         self._remaining.moved(job, label, done, total)
         self._progress.update(self._bars[job.name], description=escape(label), completed=done, total=total)
-        self._progress.update(self._all, description=_left(self._remaining))
+        self._progress.update(self._all, description=_time_left(self._remaining))
 
     def ending(self, job: Job) -> None:
         self._progress.console.out(f"{job.name}: {ENDING}", highlight=False)
@@ -383,7 +383,7 @@ class BarBoard:
         done = "[green]done"
         self._remaining.ended(job)
         self._progress.update(self._bars[job.name], description=done, completed=total, total=total, visible=self._few)
-        self._progress.update(self._all, description=_left(self._remaining), advance=1)
+        self._progress.update(self._all, description=_time_left(self._remaining), advance=1)
 
     def show(self, job: Job, trajectory: Trajectory) -> None:
         _print_repair(self._progress.console, job, trajectory)
@@ -415,7 +415,7 @@ class LineBoard:
     def ended(self, job: Job) -> None:
         self._done += 1
         self._remaining.ended(job)
-        left = _left(self._remaining) if self._done < self._jobs else ""
+        left = _time_left(self._remaining) if self._done < self._jobs else ""
         self._say(f"{job.name}: done ({self._done} of {self._jobs}){', ' * bool(left)}{left}")
 
     def show(self, job: Job, trajectory: Trajectory) -> None:
@@ -432,7 +432,7 @@ def _print_repair(console: Console, job: Job, trajectory: Trajectory) -> None:
     console.print(show_purification(trajectory))
 
 
-def _left(remaining: Remaining) -> str:
+def _time_left(remaining: Remaining) -> str:
     """The time left, or ""."""
     seconds = remaining.seconds()
     return "" if seconds is None else f"about {format_duration(seconds)} left"

@@ -132,8 +132,8 @@ def make_arms(
 
     Arms that switch have recipes in `out` that are not written yet. Raises RecipeError.
     """
-    takers = [(recipes[v.role], [*v.keys, *_own(v, recipes, overrides)]) for v in variants]
-    takers += [(recipes[v.switches_to], _later(v, recipes, overrides)) for v in variants if v.switches_to]
+    takers = [(recipes[v.role], [*v.keys, *_own_overrides(v, recipes, overrides)]) for v in variants]
+    takers += [(recipes[v.switches_to], _later_overrides(v, recipes, overrides)) for v in variants if v.switches_to]
     check_taken(overrides, takers)
     return finish_arms([_arm(variant, recipes, overrides, out) for variant in variants])
 
@@ -159,28 +159,28 @@ def describe(variant: Variant, recipes: Mapping[str, str]) -> str:
 
 
 def _arm(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], out: Path) -> Arm:
-    own = _own(variant, recipes, overrides)
+    own = _own_overrides(variant, recipes, overrides)
     if variant.rate != 1:
         own.append(f"rl.lr={variant.rate * load_recipe(recipes[variant.role], [*variant.keys, *own]).rl.lr:.6g}")
     if variant.switches_to:
-        path, later = out / SWITCHED / f"{variant.name}.toml", _later(variant, recipes, overrides)
-        return make_arm(variant.name, str(path), (), recipe_to_toml(_switched(variant, recipes, own, later)))
+        path, later = out / SWITCHED / f"{variant.name}.toml", _later_overrides(variant, recipes, overrides)
+        return make_arm(variant.name, str(path), (), recipe_to_toml(_two_stages(variant, recipes, own, later)))
     return make_arm(variant.name, recipes[variant.role], (*variant.keys, *own), start=variant.start)
 
 
-def _own(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
+def _own_overrides(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
     """Overrides of a variant's recipe, except of the keys that it is about."""
     about = [key.partition("=")[0] for key in variant.keys]
     free = [o for o in overrides if o.partition("=")[0] not in about]
     return select_overrides(recipes[variant.role], free, variant.keys)
 
 
-def _later(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
+def _later_overrides(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str]) -> list[str]:
     """Overrides of the [repair] that a variant switches to."""
     return select_overrides(recipes[variant.switches_to], overrides_of(overrides, ("repair",)))
 
 
-def _switched(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:
+def _two_stages(variant: Variant, recipes: Mapping[str, str], overrides: Sequence[str], later: Sequence[str]) -> Recipe:
     """A recipe of two stages: the variant's own, then with the other's [repair]. later: overrides of that one."""
     before = make_arm(variant.name, recipes[variant.role], overrides)
     base = add_curve(before, before).settings  # written out whole, so nothing can be added later

@@ -316,14 +316,14 @@ def report(
     need_matplotlib()
     out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
     recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
-    repeated = {run.name: _repeat(run, recipes[run.name]) for run in viewed}
+    repeated = {run.name: _repeat_commands(run, recipes[run.name]) for run in viewed}
     if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
         raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
     # Checks come before anything is written.
     written = {
-        file: _marked(recipe_to_toml(recipe))
+        file: _with_checksum(recipe_to_toml(recipe))
         for name, file in recipes.items()
-        if (recipe := repeated[name][0]) is not None and _is_to_be_written(file, recipe)
+        if (recipe := repeated[name][0]) is not None and _needs_writing(file, recipe)
     }
     with storage_errors(out):
         out.mkdir(parents=True, exist_ok=True)
@@ -382,13 +382,13 @@ def _recipe_names(runs: Sequence[str]) -> dict[str, str]:
     return files
 
 
-def _marked(recipe: str) -> str:
+def _with_checksum(recipe: str) -> str:
     """Put a checksum above a recipe, which shows whether it was changed since."""
     digest = hashlib.sha256(recipe.encode()).hexdigest()[:16]
     return f"# By `retcon report`, which replaces it only as it wrote it: {digest}\n{recipe}"
 
 
-def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
+def _needs_writing(file: Path, recipe: Recipe) -> bool:
     """Whether the file lacks that recipe. Raises RecordError for content that no report wrote."""
     from retcon.config.load import load_recipe, recipe_to_toml
     from retcon.core.errors import RecipeError
@@ -397,7 +397,7 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
         return True
     if file.is_file():
         text = file.read_text(encoding="utf-8", errors="replace")
-        if text == _marked(text.partition("\n")[2]):
+        if text == _with_checksum(text.partition("\n")[2]):
             return True
         with suppress(RecipeError):
             there = load_recipe(file)
@@ -408,7 +408,7 @@ def _is_to_be_written(file: Path, recipe: Recipe) -> bool:
     raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
 
 
-def _repeat(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
+def _repeat_commands(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
     """The run's recipe, for `file`, and commands over it; None where it cannot be read."""
     from pydantic import ValidationError
 
@@ -429,7 +429,7 @@ def _repeat(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
         "sft": ("sft", file, "--demonstrations", "DEMONSTRATIONS"),
         "dpo": ("dpo", file, "--pairs", "PAIRS", "--from", run.start or "MODEL"),
         "rl": ("train", file, "--from", run.start or "MODEL"),
-        "eval": ("eval", _measured(run, recipe), file),
+        "eval": ("eval", _model_argument(run, recipe), file),
     }
     return recipe, [
         f"# {run.name}: retcon {run.version or __version__}",
@@ -437,7 +437,7 @@ def _repeat(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:
     ]
 
 
-def _measured(run: RunSummary, recipe: Recipe) -> str:
+def _model_argument(run: RunSummary, recipe: Recipe) -> str:
     """The MODEL argument of `retcon eval`. A result names a server with its model, which is a key of the recipe; a URL
     as MODEL means an OpenAI-compatible server."""
     measured = run.result.checkpoint if run.result else "MODEL"

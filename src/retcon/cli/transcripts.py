@@ -103,9 +103,9 @@ def purify(
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     names = [name for _, name in found]
     if folder:
-        _refuse_same(target, found)
+        _check_distinct_outputs(target, found)
     else:
-        _refuse_twice([path for path, _ in found])
+        _check_distinct_inputs([path for path, _ in found])
     assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
         offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
@@ -126,10 +126,10 @@ def purify(
         # A resumed run may replace what it was allowed to replace at first.
         check_not_finished(reported if resume else [*assignment.outputs(), *reported], "--force")
     try:
-        with _asked_to_stop() as stop, show_progress("purifying (kB)") as tell:
+        with _stop_requests() as stop, show_progress("purifying (kB)") as tell:
             run(tell, stop)
     except Stopped as stopped:
-        raise _explained(stopped, assignment, out) from stopped.__cause__
+        raise _to_error(stopped, assignment, out) from stopped.__cause__
     _finish(run, report)
 
 
@@ -195,7 +195,7 @@ def _finish(run: Purification, report: Path | None) -> None:
         raise RecordError(f"{', '.join(map(str, assignment.inputs))}: empty: there is no transcript to purify")
 
 
-def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
+def _check_distinct_outputs(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
     """Raise RecordError, naming both, where two inputs would be one file of a folder."""
     from retcon.store.whole import identity
 
@@ -211,7 +211,7 @@ def _refuse_same(folder: Path, found: Sequence[tuple[Path, str]]) -> None:
             raise RecordError(f"{other} and {path} would both be {folder / name}: {advice}")
 
 
-def _refuse_twice(inputs: Sequence[Path]) -> None:
+def _check_distinct_inputs(inputs: Sequence[Path]) -> None:
     """Raise RecordError, naming both, where two inputs are one file: its content would be in the output twice."""
     from retcon.store.whole import identity
 
@@ -235,7 +235,7 @@ def audit_of(out: Path, folder: bool) -> Path | None:
     return out.with_name(f"{name}.audit.jsonl")
 
 
-def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
+def _to_error(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
     """The error for a bad record, or the interrupt, with how to continue."""
     if stopped.kept is not None:
         place = out if assignment.into_folder else f"{out}.partial"
@@ -250,7 +250,7 @@ def _explained(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[Callable[[], bool]]:
+def _stop_requests() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C or SIGTERM came, polled between records so that each is whole; a second one ends it."""
     asked: list[int] = []
 
@@ -295,7 +295,7 @@ def diff(
 
     check_useful("--seed", seed is not None and sample is None, "it is of a draw: say how many (--sample)")
     check_useful("--all", all_ and sample is not None, f"--sample {sample} shows no more than that: leave one out")
-    found = _sampled(_changes(file, id, kind), sample, seed or 0) if sample else _changes(file, id, kind)
+    found = _sample_changes(_changes(file, id, kind), sample, seed or 0) if sample else _changes(file, id, kind)
     console = Console()
     shown = more = 0
     for change in found:
@@ -316,12 +316,12 @@ def _changes(file: Path, id: str | None, kind: Kind) -> Iterator[Change]:
 
     decisions = {"repaired": tuple(REPLACED), "any": get_args(Decision)}.get(kind, (kind,))
     exact = id is not None and contains_id(file, id)
-    for trajectory in _audited(file):
+    for trajectory in _read_audited(file):
         if id is None or (trajectory.id == id if exact else trajectory.id.startswith(id)):
             yield from (c for c in changes(trajectory) if c.repair.decision in decisions)
 
 
-def _audited(file: Path) -> Iterator[Trajectory]:
+def _read_audited(file: Path) -> Iterator[Trajectory]:
     """Trajectories of a file. Raises RecordError for output of `retcon purify`, naming the audit beside it."""
     from retcon.store import jsonl
 
@@ -333,7 +333,7 @@ def _audited(file: Path) -> Iterator[Trajectory]:
         raise RecordError(f"{error}{hint}") from None
 
 
-def _sampled(found: Iterator[Change], size: int, seed: int) -> list[Change]:
+def _sample_changes(found: Iterator[Change], size: int, seed: int) -> list[Change]:
     """A uniform sample of `size` changes in the file's order, with memory for only those."""
     import random
 

@@ -157,7 +157,7 @@ async def replay(
 
     async def one(way: Way, turns: tuple[Turn, ...], n: int) -> tuple[Trajectory, bool]:
         after = Trajectory(call.id, call.raw.task, call.raw.prompt, turns)
-        rebuilt = _rebuilding(context.tools, turns, call.id)
+        rebuilt = _restored_tools(context.tools, turns, call.id)
         made = await run_rollout(
             task,
             replace(context, repair=None, tools={**context.tools, **rebuilt}),
@@ -166,7 +166,7 @@ async def replay(
             provenance=Provenance(index=n, model=context.model),
             after=after,
         )
-        made = await _checked(made, list(rebuilt.values()), context.faults.add)
+        made = await _check_state(made, list(rebuilt.values()), context.faults.add)
         made = await graded(task, made, grade, context.faults.add)
         return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
 
@@ -174,7 +174,7 @@ async def replay(
     return Replays([made for made, _ in ends], sum(at_fault for _, at_fault in ends))
 
 
-def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, RestoredTool]:
+def _restored_tools(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: str) -> dict[str, RestoredTool]:
     pairs = [pair for turn in turns for pair in zip(turn.calls, turn.observations, strict=True)]
     return {
         name: RestoredTool(tool, [pair for pair in pairs if pair[0].name == name], rollout)
@@ -183,7 +183,7 @@ def _rebuilding(tools: Mapping[str, AnyTool], turns: Sequence[Turn], rollout: st
     }
 
 
-async def _checked(made: Trajectory, tools: Sequence[RestoredTool], lost: Callable[[str, str], None]) -> Trajectory:
+async def _check_state(made: Trajectory, tools: Sequence[RestoredTool], lost: Callable[[str, str], None]) -> Trajectory:
     """The replay, lost if an uncalled tool's state cannot be rebuilt."""
     try:
         for tool in tools:
@@ -469,8 +469,8 @@ def run_audit(
     rollout in twenty or, one of them other than a state that cannot be rebuilt, all replays of a failed call, what an
     engine raises, MissingExtra without torch.
     """
-    _refuse_environments(job.recipe, job.recipe.task.tools(job.recipe))
-    purifying = _purifying(job.recipe)
+    _check_no_environment(job.recipe, job.recipe.task.tools(job.recipe))
+    purifying = _with_saar(job.recipe)
     purifying.task.check_rollouts(purifying)
     if job.recipe.rollout.harness:
         raise RecipeError(
@@ -484,7 +484,7 @@ def run_audit(
     tasks = held_out(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
-    _open(job, model, tasks, family.system)  # after the checks, so that a corrected recipe can use the folder
+    _claim_dir(job, model, tasks, family.system)  # after the checks, so that a corrected recipe can use the folder
     if (job.out / RESULT).exists():
         return read_audit(job.out / RESULT)
     on_ready()
@@ -501,7 +501,7 @@ def run_audit(
             )  # fmt: skip
 
     with lock_folder(job.out):
-        about = _open(job, model, tasks, family.system)  # again: another audit may have begun, or ended, meanwhile
+        about = _claim_dir(job, model, tasks, family.system)  # again: another audit may have begun, or ended, meanwhile
         found = read_audit(job.out / RESULT) if (job.out / RESULT).exists() else asyncio.run(audited())
         write_whole(job.out / RESULT, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return found
@@ -520,8 +520,8 @@ async def audit(
     """Audit these tasks over this engine and these tools, otherwise as `run_audit`. model: whose rollouts they are.
     grade: gives the rewards; judge: says which replays pass, by default `grade`."""
     recipe, size, seed = job.recipe, job.size, job.recipe.evaluate.seed
-    _refuse_environments(recipe, context.tools.values())
-    saar = build_repair(_purifying(recipe))
+    _check_no_environment(recipe, context.tools.values())
+    saar = build_repair(_with_saar(recipe))
 
     async def rolled(name: str, repair: Repair | None) -> list[list[Trajectory]]:
         file = job.out / name
@@ -549,27 +549,27 @@ async def audit(
             "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
     calls = sample_calls(found, size.calls, seed=seed)
-    replayed = await _replayed(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
+    replayed = await _replay_all(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
     return Audit(
         FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
         chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,
     )  # fmt: skip
 
 
-def _purifying(recipe: Recipe) -> Recipe:
+def _with_saar(recipe: Recipe) -> Recipe:
     """The recipe with SAAR as its repair: its own, else with default settings."""
     evaluate = recipe.evaluate.model_copy(update={"repair": "saar"})
     return with_evaluation_repair(recipe.model_copy(update={"evaluate": evaluate}))
 
 
-def _refuse_environments(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
+def _check_no_environment(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
     """Raise RecipeError where tools begin with a task: they share a state."""
     if any(isinstance(tool, TaskTool) for tool in tools):
         raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
                           "be rebuilt for replays, one tool after the other")  # fmt: skip
 
 
-async def _replayed(
+async def _replay_all(
     job: AuditJob,
     calls: Sequence[FailedCall],
     tasks: Mapping[str, Task],
@@ -615,12 +615,12 @@ def read_audit(path: Path) -> Audit:
     return found
 
 
-def _foreign(path: Path) -> bool:
+def _is_foreign(path: Path) -> bool:
     """Whether the folder holds anything but an audit without rollouts."""
     return path.name != ABOUT and not path.name.startswith(".")
 
 
-def _open(job: AuditJob, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
+def _claim_dir(job: AuditJob, model: str, tasks: Sequence[Task], system: str | None = None) -> dict[str, Any]:
     """Make the folder, or check that it is of this job; one without rollouts can be taken over. Returns the job's
     description. system: prompt of tasks without one. Raises CheckpointError."""
     asked = {"problems": fingerprint_of(tasks), "system prompts": fingerprint_of([Task("", "", "", system)])}
@@ -631,7 +631,7 @@ def _open(job: AuditJob, model: str, tasks: Sequence[Task], system: str | None =
     }
     file = job.out / ABOUT
     if not (file.exists() and (job.out / RAW).exists()):
-        if job.out.exists() and (not job.out.is_dir() or any(map(_foreign, job.out.iterdir()))):
+        if job.out.exists() and (not job.out.is_dir() or any(map(_is_foreign, job.out.iterdir()))):
             raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
         try:
             job.out.mkdir(parents=True, exist_ok=True)

@@ -214,7 +214,7 @@ def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | 
             raise CheckpointError(f"{a} has the settings {', '.join(one.settings)}, {b} {', '.join(other.settings)}")
         for key in shared:
             theirs_at = other.settings.get(key) or next(iter(other.settings.values()))
-            protocol = _differing(card_of(one), card_of(other))
+            protocol = _differences(card_of(one), card_of(other))
             yield _compare(f"{name} {key}".strip(), one.settings[key], theirs_at, protocol, price)
 
 
@@ -253,7 +253,7 @@ def _compare(
     )  # fmt: skip
 
 
-def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
+def _differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
     """Keys of model and protocol in which two cards differ, with both values."""
     measured = ("settings", "cost")
     found = {key: (one.get(key), other.get(key)) for key in {**one, **other}

@@ -116,7 +116,7 @@ def run_evaluation(
     result = result_in(recipe, checkpoint, out, tasks, family)
     result = msgspec.structs.replace(result, about=result.about or _about(recipe, tasks, protocol))
     settings = settings_of(recipe)
-    missing = {name: params for name, params in settings.items() if not _has(out, result, name, len(tasks))}
+    missing = {name: params for name, params in settings.items() if not _is_measured(out, result, name, len(tasks))}
     for name in settings.keys() - missing.keys():
         with suppress(OSError):  # a killed process may have left it
             partial(_trajectories(out, name)).unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def run_evaluation(
     _make_folder(out)
     for name in missing.keys() & result.settings.keys():  # measured on fewer problems
         with PartialFile(_trajectories(out, name), result.without_settings()) as begun:
-            begun.take(result.settings[name], jsonl.read(_measured(out, name)[0]))
+            begun.take(result.settings[name], jsonl.read(_rollout_files(out, name)[0]))
     result = msgspec.structs.replace(result, settings={k: v for k, v in result.settings.items() if k not in missing})
     engine = build_policy(recipe, checkpoint, chat, on_place)
     count = len(tasks) * recipe.evaluate.samples
@@ -145,7 +145,7 @@ def run_evaluation(
 
             faults = Faults()
             with PartialFile(_trajectories(out, name), result.without_settings()) as begun:
-                _refuse_begun(result, recipe, out, name, tasks, family)
+                _check_not_begun(result, recipe, out, name, tasks, family)
                 work = evaluate(
                     recipe, tasks, name=name, params=params, engine=engine, chat=chat, family=family, on_progress=tell,
                     faults=faults, begun=begun,
@@ -253,17 +253,17 @@ def result_in(
     inputs = {**_inputs(recipe, checkpoint, tasks, family), **_harness_code(recipe, over)}
     new = Result(recipe.engine.subject(checkpoint), relevant, {}, inputs=inputs)
     if held is None:
-        _refuse_foreign(out, recipe)
+        _check_own_folder(out, recipe)
     begun = (read_partial(partial(_trajectories(out, name))) for name in settings_of(recipe))
     olds = [_with_more_problems(old, recipe, tasks, family) for old in (held, *begun) if old]
     for old in olds:
-        _refuse_other(old, new, recipe, out)
+        _check_same_evaluation(old, new, recipe, out)
     return msgspec.structs.replace(olds[0], checkpoint=new.checkpoint) if held else new
 
 
 def is_complete(result: Result, recipe: Recipe, out: Path, count: int) -> bool:
     """Whether `out` holds all settings of the recipe's evaluation on `count` problems."""
-    return all(_has(out, result, name, count) for name in settings_of(recipe))
+    return all(_is_measured(out, result, name, count) for name in settings_of(recipe))
 
 
 def _with_more_problems(old: Result, recipe: Recipe, tasks: Sequence[Task], family: TaskSet | None) -> Result:
@@ -282,17 +282,17 @@ def _with_more_problems(old: Result, recipe: Recipe, tasks: Sequence[Task], fami
     )
 
 
-def _refuse_begun(
+def _check_not_begun(
     result: Result, recipe: Recipe, out: Path, name: str, tasks: Sequence[Task] = (), family: TaskSet | None = None
 ) -> None:
     """Raise CheckpointError where another evaluation began, or ended, since the first check."""
     done = read_result(out / "result.json") if (out / "result.json").exists() else None
     for old in (done, read_partial(partial(_trajectories(out, name)))):
         if old is not None:
-            _refuse_other(_with_more_problems(old, recipe, tasks, family), result, recipe, out)
+            _check_same_evaluation(_with_more_problems(old, recipe, tasks, family), result, recipe, out)
 
 
-def _refuse_other(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
+def _check_same_evaluation(old: Result, new: Result, recipe: Recipe, out: Path) -> None:
     """Check that two results are of one evaluation. recipe: of the new one. Raises CheckpointError."""
     weights = old.inputs.get("weights")
     if old.checkpoint != new.checkpoint and (weights is None or weights != new.inputs.get("weights")):  # else: moved
@@ -366,7 +366,7 @@ def _harness_code(recipe: Recipe, over: bool) -> dict[str, str]:
         raise
 
 
-def _refuse_foreign(out: Path, recipe: Recipe) -> None:
+def _check_own_folder(out: Path, recipe: Recipe) -> None:
     """Check that a folder holds files of evaluations alone. Raises CheckpointError."""
     files = [_trajectories(out, name) for name in settings_of(recipe)]
     own = {path.name for file in files for path in (file, partial(file))}
@@ -391,12 +391,12 @@ def _make_folder(out: Path) -> None:
         raise CheckpointError(f"{out} cannot be written to: choose another --out")
 
 
-def _has(out: Path, result: Result, name: str, count: int) -> bool:
+def _is_measured(out: Path, result: Result, name: str, count: int) -> bool:
     """Whether a setting is measured on `count` problems."""
-    return name in result.settings and len(result.settings[name].problems) >= count and bool(_measured(out, name))
+    return name in result.settings and len(result.settings[name].problems) >= count and bool(_rollout_files(out, name))
 
 
-def _measured(out: Path, name: str) -> list[Path]:
+def _rollout_files(out: Path, name: str) -> list[Path]:
     """The file of a setting's rollouts, where there is one: it may have been compressed since."""
     file = _trajectories(out, name)
     return [one for suffix in ("", *SUFFIXES) if (one := file.with_name(file.name + suffix)).is_file()]

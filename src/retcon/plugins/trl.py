@@ -265,7 +265,7 @@ class Rollouts:
             if training:
                 self._check_group_size(count)
             found.append((task, count, made[task.id]))
-            made[task.id] += self._made(count, training)
+            made[task.id] += self._rollouts_to_make(count, training)
         return found
 
     def _check_group_size(self, count: int) -> None:
@@ -280,7 +280,7 @@ class Rollouts:
                 f"{error}; in TRL's trainer a group is what a process has of GRPOConfig's num_generations: raise it"
             ) from error
 
-    def _made(self, count: int, training: bool) -> int:
+    def _rollouts_to_make(self, count: int, training: bool) -> int:
         """Rollouts to make so that `count` are left."""
         return self.recipe.select.made(count) if training else count
 
@@ -296,7 +296,7 @@ class Rollouts:
             group = await rollout_group(
                 task,
                 rollouts.context,
-                count=self._made(count - len(left), training),
+                count=self._rollouts_to_make(count - len(left), training),
                 seed=stream,
                 step=step,
                 grade=rollouts.tasks.grade if graded else lambda _, trajectory: trajectory,
@@ -348,7 +348,7 @@ class Rollouts:
         """The sandbox and the engine over the trainer's weights, opened by the first call."""
         if self._open is None:
             weights = EngineWeights(model, next(model.parameters()).dtype)
-            recipe = self._sized(groups)
+            recipe = self._sized_recipe(groups)
             opened = open_rollouts(recipe, weights, self._folder, self._tasks)
             self._open = model, await self._stack.enter_async_context(opened)
         known, rollouts = self._open
@@ -356,7 +356,7 @@ class Rollouts:
             raise RecipeError("these rollouts belong to another trainer's model: make a `Rollouts` for each trainer")
         return rollouts
 
-    def _sized(self, groups: Sequence[Group]) -> Recipe:
+    def _sized_recipe(self, groups: Sequence[Group]) -> Recipe:
         """The recipe with TRL's numbers, so that the engine has room for a batch."""
         largest = max(count for _, count, _ in groups)
         rl = self.recipe.rl.model_copy(update={"prompts": len(groups), "group": max(2, largest)})
@@ -408,7 +408,7 @@ def _check_compatible(recipe: Recipe) -> None:
 def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> dict[str, Any]:
     found: dict[str, Any] = {
         "prompt_ids": [], "completion_ids": [], "logprobs": [], "env_mask": [],
-        "rollout_reward": [_shaped(t, recipe) if training else t.reward for t in made],
+        "rollout_reward": [_shaped_reward(t, recipe) if training else t.reward for t in made],
         "failed_calls": [t.raw_failures for t in made],
         "repairs": [sum(turn.repair is not None for turn in t.turns) for t in made],
     }  # fmt: skip
@@ -427,7 +427,7 @@ def _completions(made: Sequence[Trajectory], recipe: Recipe, training: bool) -> 
     return found
 
 
-def _shaped(trajectory: Trajectory, recipe: Recipe) -> float | None:
+def _shaped_reward(trajectory: Trajectory, recipe: Recipe) -> float | None:
     """Return the reward less what [rl] takes off for length; None leaves TRL's baseline.
 
     None: for ungraded rollouts, and for masked ones unless masked_in_baseline.

@@ -66,10 +66,10 @@ def curves_of(pictures: Mapping[Curve, bytes], seeds: int) -> str:
 
 def sides_of(trajectory: Trajectory, link: str = "") -> str:
     """Show a trajectory as sampled beside what is trained on. link: to it in a view."""
-    before = "".join(_before(turn) for turn in trajectory.turns)
+    before = "".join(_sampled_blocks(turn) for turn in trajectory.turns)
     after = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
-        f'<p class="soft">{_linked(trajectory, link)}. Red: sampled, failed, and taken out. '
+        f'<p class="soft">{_link_to(trajectory, link)}. Red: sampled, failed, and taken out. '
         "Green: the later fix, put in its place.</p>"
         f'<div class="wide">{prompt_of(trajectory)}</div>'
         f'<div class="sides"><div><h3>As it was sampled</h3>{before}</div>'
@@ -77,12 +77,12 @@ def sides_of(trajectory: Trajectory, link: str = "") -> str:
     )
 
 
-def _linked(trajectory: Trajectory, link: str) -> str:
+def _link_to(trajectory: Trajectory, link: str) -> str:
     name = f"<code>{escape(trajectory.id)}</code>"
     return f'<a href="{escape(link)}">{name}</a>' if link else name
 
 
-def _before(turn: Turn) -> str:
+def _sampled_blocks(turn: Turn) -> str:
     replaced = turn.repair is not None and turn.repair.decision in REPLACED
     attempts = turn.raw()
     return "".join(
@@ -280,7 +280,7 @@ def runs_page(
                          f"<code>retcon view {escape(name)}</code>.</p>")  # fmt: skip
         if first is not None:
             parts += ["<h3>Repaired: before and after</h3>", sides_of(first, at.get(first.id, ""))]
-        parts += [_one(trajectory, at.get(trajectory.id, "")) for trajectory in others]
+        parts += [_trajectory_block(trajectory, at.get(trajectory.id, "")) for trajectory in others]
     parts += ["<h2>Repeat it</h2>", f"<pre>{escape(chr(10).join(commands))}</pre>"]
     return document(title, parts)
 
@@ -300,7 +300,7 @@ def _runs_table(runs: Sequence[RunSummary]) -> str:
         ("stages", [", ".join(f"{name} {first}–{last}" for name, first, last in run.stages) or "–" for run in runs]),
     ]
     rows += [
-        (f"{label}, last {LATE} steps", [_late(run, name, digits) for run in runs]) for name, label, digits in FIGURES
+        (f"{label}, last {LATE} steps", [_recent(run, name, digits) for run in runs]) for name, label, digits in FIGURES
     ]
     rows += [
         ("pass@1 on held-out problems, last", [_last(run, HELD_OUT, 3) for run in runs]),
@@ -355,12 +355,12 @@ def _table(runs: Sequence[RunSummary], rows: Sequence[tuple[str, Sequence[str]]]
     return table_of(line_styles(run.name for run in runs), body)
 
 
-def _one(trajectory: Trajectory, link: str) -> str:
+def _trajectory_block(trajectory: Trajectory, link: str) -> str:
     good = (trajectory.reward or 0) > 0
     blocks = "".join(block for turn in trajectory.turns for block in blocks_of(turn))
     return (
         f"<h3>{'Passed' if good else 'Failed'}</h3>"
-        f'<p class="soft">{_linked(trajectory, link)}, reward {trajectory.reward:g}, stop {trajectory.stop}, '
+        f'<p class="soft">{_link_to(trajectory, link)}, reward {trajectory.reward:g}, stop {trajectory.stop}, '
         f"{counted(trajectory.calls, 'call')}, {trajectory.failures} failed.</p>{prompt_of(trajectory)}{blocks}"
     )
 
@@ -374,7 +374,7 @@ def _tasks(run: RunSummary) -> str:
     return ", ".join(Path(str(p)).name for p in paths if p) or str(about.get("name") or about.get("kind", "–"))
 
 
-def _late(run: RunSummary, metric: str, digits: int) -> str:
+def _recent(run: RunSummary, metric: str, digits: int) -> str:
     if metric == "loss" and run.kind == "rl":
         return "–"
     values = [v for step in run.metrics[-LATE:] if (v := step.get(metric)) is not None]

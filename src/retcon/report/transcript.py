@@ -129,7 +129,7 @@ _SHORT_STATUS = {"infrastructure": "infra"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Fate:
+class _PartStyle:
     """Style of a part of an attempt, by what became of it."""
 
     text: str
@@ -137,9 +137,9 @@ class _Fate:
     bar: str
 
 
-_STAYS = _Fate("", "dim", "│")
-_OUT = _Fate("red strike", "red", "-")
-_IN = _Fate("green", "green", "+")
+_STAYS = _PartStyle("", "dim", "│")
+_OUT = _PartStyle("red strike", "red", "-")
+_IN = _PartStyle("green", "green", "+")
 
 
 def show_trajectory(trajectory: Trajectory) -> RenderableType:
@@ -338,7 +338,7 @@ def show_change(change: Change) -> RenderableType:
         )
     else:
         skipped = len(change.turn.abandoned) - 2
-        rows.append(_Compared(first, change.turn))
+        rows.append(_FixPair(first, change.turn))
         if skipped > 0:
             rows.append(
                 plain(f"and {skipped} failed attempt{'s' * (skipped > 1)} in between, taken out too", "dim italic")
@@ -347,7 +347,7 @@ def show_change(change: Change) -> RenderableType:
 
 
 @dataclass(frozen=True, slots=True)
-class _Compared:
+class _FixPair:
     """A failed turn and what stands in its place."""
 
     before: Turn

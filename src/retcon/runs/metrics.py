@@ -122,7 +122,7 @@ ALL = (
 """Those that others have too, and what a line on the terminal shows; the rest keep their names."""
 
 
-def renamed(metrics: Mapping[str, float], names: Names) -> dict[str, float]:
+def rename(metrics: Mapping[str, float], names: Names) -> dict[str, float]:
     """Rename metrics; those unknown there become `retcon/…`."""
     if names == "retcon":
         return dict(metrics)

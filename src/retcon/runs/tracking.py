@@ -18,7 +18,7 @@ from retcon.config.schema import Recipe, TrackSection
 from retcon.core.errors import MissingExtra, TrackingWarning
 from retcon.core.installing import how_to_install
 from retcon.core.registry import Registry
-from retcon.runs.metrics import renamed
+from retcon.runs.metrics import rename
 from retcon.store.whole import write_whole
 
 
@@ -92,7 +92,7 @@ class Tracking:
     def __call__(self, metrics: Mapping[str, float | None]) -> None:
         step = int(metrics["step"] or 0)
         known = {name: value for name, value in metrics.items() if value is not None and name != "step"}
-        line = renamed(known, self.section.names)
+        line = rename(known, self.section.names)
         for thread in self.threads:
             thread.take(step, line)
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from comparing import QUESTION, answer, trajectory, turn
 from datafiles import write
 from retcon.cli.app import app
-from retcon.cli.eval import _table_of_regrades
+from retcon.cli.eval import _regrade_table
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Trajectory
 from retcon.store import jsonl
@@ -317,7 +317,7 @@ def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
 def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
     Console(width=80).print(
-        _table_of_regrades([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
+        _regrade_table([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
     )
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if ".jsonl" in line] == files
 

@@ -9,7 +9,7 @@ import typer
 
 pytest.importorskip("torch", reason="the quickstart needs the [train] extra")
 
-from retcon.cli.eval import _of_files
+from retcon.cli.eval import _data_overrides
 from retcon.cli.learn import _beside
 from retcon.cli.quickstart import QuickstartOptions
 from retcon.config.load import load_recipe
@@ -19,9 +19,9 @@ NAMES = ["\N{GRINNING FACE}.jsonl", '\U00020bb7 "q".csv', "a\\b.jsonl", "\x7f.js
 
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])
 def test_a_file_is_evaluated_on_by_any_name(name: str) -> None:
-    task = load_recipe(None, _of_files([name], None, [])).model_dump()["task"]
+    task = load_recipe(None, _data_overrides([name], None, [])).model_dump()["task"]
     assert task["path"] == name
-    several = load_recipe(None, _of_files([name, "b.csv"], None, [])).model_dump(mode="json")["task"]["sources"]
+    several = load_recipe(None, _data_overrides([name, "b.csv"], None, [])).model_dump(mode="json")["task"]["sources"]
     assert [source["path"] if isinstance(source, dict) else source for source in several] == [name, "b.csv"]
 
 
@@ -30,7 +30,7 @@ def test_a_file_that_the_recipe_evaluates_on_has_no_subset_of_its_data_set(tmp_p
     held.write_text('{"question": "1 + 1?", "answer": "2"}\n')
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f"[task]\nkind = 'file'\npath = 'a/b'\nsubset = 'main'\nevaluation_path = '{held}'\n")
-    assert load_recipe(str(recipe), _of_files([str(held)], str(recipe), [])).model_dump()["task"]["subset"] == ""
+    assert load_recipe(str(recipe), _data_overrides([str(held)], str(recipe), [])).model_dump()["task"]["subset"] == ""
 
 
 @pytest.mark.parametrize("name", NAMES, ids=["emoji", "quoted", "backslash", "delete"])

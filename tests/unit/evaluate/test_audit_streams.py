@@ -17,7 +17,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, SandboxUnavailable
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.evaluate.audit import Audit, AuditJob, Size, _open, audit
+from retcon.evaluate.audit import Audit, AuditJob, Size, _claim_dir, audit
 from retcon.rollout.context import RolloutContext
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
@@ -82,13 +82,13 @@ def test_one_rollout_in_twenty_may_be_lost_and_is_in_no_group(tmp_path: Path) ->
 
 def test_tasks_that_are_asked_with_another_system_prompt_are_another_audits(tmp_path: Path) -> None:
     job = AuditJob(load_recipe(None), tmp_path, tmp_path / "audit", Size(), lambda *_: [])
-    about = json.loads(json.dumps(_open(job, "model", TASKS, "Compute.")))
+    about = json.loads(json.dumps(_claim_dir(job, "model", TASKS, "Compute.")))
     file = job.out / "audit.json"
     file.write_text(json.dumps(about))
     (job.out / "raw.jsonl").touch()
-    _open(job, "model", TASKS, "Compute.")
+    _claim_dir(job, "model", TASKS, "Compute.")
     with pytest.raises(CheckpointError, match=r"other things: audit\.system prompts was '\w+', is '\w+': choose"):
-        _open(job, "model", TASKS, "Guess.")
+        _claim_dir(job, "model", TASKS, "Guess.")
     del about["audit"]["system prompts"]  # of an earlier version
     file.write_text(json.dumps(about))
-    _open(job, "model", TASKS, "Guess.")
+    _claim_dir(job, "model", TASKS, "Guess.")

@@ -11,7 +11,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Parent, Segment, Trajectory, Turn
 from retcon.evaluate.result import PartialFile, Result, score, write_result
-from retcon.evaluate.runner import _refuse_begun, result_in
+from retcon.evaluate.runner import _check_not_begun, result_in
 from retcon.store import jsonl
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.types import Task
@@ -86,17 +86,17 @@ def test_another_that_began_or_ended_meanwhile_is_not_gone_on_with(tmp_path: Pat
     second = result_in(recipe, tmp_path / "two", tmp_path, [task])
     file = tmp_path / "trajectories-t1.jsonl"
     with PartialFile(file, first) as begun:
-        _refuse_begun(first, recipe, tmp_path, "t1")
+        _check_not_begun(first, recipe, tmp_path, "t1")
         begun.add("a", [rollout(0)])
     with PartialFile(file, second), pytest.raises(CheckpointError, match=r"evaluates .*one, not .*two: choose another"):
-        _refuse_begun(second, recipe, tmp_path, "t1")
+        _check_not_begun(second, recipe, tmp_path, "t1")
     with PartialFile(file, first) as again:
-        _refuse_begun(first, recipe, tmp_path, "t1")
+        _check_not_begun(first, recipe, tmp_path, "t1")
         assert list(again.groups) == ["a"]
         again.remove()
     write_result(tmp_path / "result.json", first)
     with PartialFile(file, second), pytest.raises(CheckpointError, match=r"evaluates .*one, not .*two: choose another"):
-        _refuse_begun(second, recipe, tmp_path, "t1")
+        _check_not_begun(second, recipe, tmp_path, "t1")
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm"])

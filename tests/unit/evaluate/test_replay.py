@@ -24,7 +24,7 @@ from retcon.evaluate.audit import (
     FailedCall,
     ReplayCounts,
     Size,
-    _open,
+    _claim_dir,
     audit,
     chances,
     count_replays,
@@ -372,20 +372,20 @@ def test_rollouts_that_an_outage_took_are_made_again(tmp_path):
 def test_a_folder_of_another_audit_is_refused(tmp_path):
     recipe = load_recipe(None, [])
     job = AuditJob(recipe, tmp_path, tmp_path / "out", Size(), by_recipe)
-    _open(job, "other", [])  # of which nothing is made
-    write_json(job.out / "audit.json", _open(job, "model", []))
-    _open(job, "other", [])  # nor so far of this one, whose server may have refused it
+    _claim_dir(job, "other", [])  # of which nothing is made
+    write_json(job.out / "audit.json", _claim_dir(job, "model", []))
+    _claim_dir(job, "other", [])  # nor so far of this one, whose server may have refused it
     (job.out / "raw.jsonl").touch()
-    _open(job, "model", [])
+    _claim_dir(job, "model", [])
     with pytest.raises(CheckpointError, match=r"audit\.model was 'model', is 'other'"):
-        _open(job, "other", [])
+        _claim_dir(job, "other", [])
     with pytest.raises(CheckpointError, match=r"audit\.replays was 16, is 8"):
-        _open(replace(job, size=Size(replays=8)), "model", [])
+        _claim_dir(replace(job, size=Size(replays=8)), "model", [])
     with pytest.raises(CheckpointError, match=r"audit\.problems was"):
-        _open(job, "model", [Task(id="file/0", question="What?", answer="2")])
+        _claim_dir(job, "model", [Task(id="file/0", question="What?", answer="2")])
     (tmp_path / "full").mkdir()
     (tmp_path / "full/.partial-1-audit.json").write_text("{")  # of one that was killed at once
-    _open(replace(job, out=tmp_path / "full"), "model", [])
+    _claim_dir(replace(job, out=tmp_path / "full"), "model", [])
     (tmp_path / "full/mine.txt").write_text("x")
     with pytest.raises(CheckpointError, match="no folder of an audit"):
-        _open(replace(job, out=tmp_path / "full"), "model", [])
+        _claim_dir(replace(job, out=tmp_path / "full"), "model", [])

@@ -71,7 +71,7 @@ class ServerEngine:
             raise EngineError(
                 f"request {request_id}: verl's servers do not give the ids of a stop string; use stop_ids"
             )
-        output = await self._ask(request_id, ids, _asked(params, self._logprobs))
+        output = await self._ask(request_id, ids, _vllm_params(params, self._logprobs))
         found = tuple(int(i) for i in output.token_ids)
         if output.stop_reason in ABORTED or not found:
             raise self._fault(f"request {request_id}: the server gave it up ({output.stop_reason})")
@@ -120,7 +120,7 @@ class ServerEngine:
         ]
 
 
-def _asked(params: SamplingParams, logprobs: bool) -> dict[str, Any]:
+def _vllm_params(params: SamplingParams, logprobs: bool) -> dict[str, Any]:
     """Sampling parameters in vLLM's terms."""
     return {
         "temperature": params.temperature, "top_p": params.top_p, "top_k": params.top_k or -1, "min_p": params.min_p,

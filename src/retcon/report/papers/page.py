@@ -123,13 +123,13 @@ def _report(found: PaperResults, study: Study, folder: Path) -> StudyReport:
 
 
 def _line(claim: Claim, found: PaperResults, against: Callable[[str], Mapping[str, Figure]]) -> Line:
-    here = "" if claim.here is None else _beside(claim.here, found.recipes, against(claim.here.less))
+    here = "" if claim.here is None else _our_value(claim.here, found.recipes, against(claim.here.less))
     missing = "not measured here" if claim.here and not here else ""
     differs = "; ".join(filter(None, (SHAPE_ONLY * found.quick, claim.differs, missing)))
     return claim.what, claim.source, claim.value, here or "–", differs
 
 
-def _beside(here: Ours, recipes: Mapping[str, Recipe], known: Mapping[str, Figure]) -> str:
+def _our_value(here: Ours, recipes: Mapping[str, Recipe], known: Mapping[str, Figure]) -> str:
     """The arm's figures, their differences, or values of its recipe; passes in percent, as papers print them; "" if it
     has none of them."""
     texts = []
