@@ -63,7 +63,7 @@ class Row:
         return f"| `{self.name}` | {self.how} | {self.trained} | {self.adapted} | {worst} | {equal} |"
 
 
-class Compared:
+class Deviations:
     """A model's own log-probs beside the engine's."""
 
     def __init__(self, model: Any) -> None:
@@ -81,9 +81,9 @@ class Compared:
         self.greedy &= not greedy or torch.equal(logits.argmax(-1), nexts)
 
 
-async def converse(model: Any, engine: LocalEngine, turns: int) -> Compared:
+async def converse(model: Any, engine: LocalEngine, turns: int) -> Deviations:
     """Seven requests over so many turns; see above."""
-    draw, found = random.Random(1), Compared(model)
+    draw, found = random.Random(1), Deviations(model)
 
     def some(count: int) -> list[int]:
         return [draw.randrange(3, VOCAB) for _ in range(count)]
@@ -113,7 +113,7 @@ def training(model: Any) -> tuple[str, float]:
     prompt = [draw.randrange(3, VOCAB) for _ in range(7)]
     rows = [(*prompt, *(draw.randrange(3, VOCAB) for _ in range(count))) for count in (4, 9, 30)]
     samples = [Sample(ids, (0,) * 7 + (1,) * (len(ids) - 7), (None,) * len(ids), (0,) * len(ids)) for ids in rows]
-    found = Compared(model)
+    found = Deviations(model)
     check_logits(model, "it")
     pairs: list[tuple[Sample, list[float]]] = []
     with forwards(model, samples, DEFAULT) as parts:

@@ -178,7 +178,7 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
             progress.update(bar, completed=step + 1, status=f"step {step + 1} loss {loss.item():.2f}")
             if (step + 1) % SAVE_EVERY == 0:
                 line = {"step": step + 1, "loss": loss.item(), "seconds": time.monotonic() - started}
-                metrics.write(json.dumps(line | {"copied": copied(model, len(tokenizer))}) + "\n")
+                metrics.write(json.dumps(line | {"copied": copy_accuracy(model, len(tokenizer))}) + "\n")
                 metrics.flush()
                 _save(state, recipe, step + 1, model, optimiser, schedule)
     model.save_pretrained(out)
@@ -187,7 +187,7 @@ def make_base(recipe: BaseRecipe, out: Path, work: Path) -> Path:
 
 
 @torch.inference_mode()
-def copied(model: Qwen3ForCausalLM, vocabulary: int, rows: int = 16, length: int = 24) -> float:
+def copy_accuracy(model: Qwen3ForCausalLM, vocabulary: int, rows: int = 16, length: int = 24) -> float:
     """Return the share of tokens copied right after one showing, greedily."""
     random_ids = torch.randint(3, vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
     logits = model(input_ids=torch.cat([random_ids, random_ids], 1)).logits

@@ -71,7 +71,7 @@ class Asking:
         return Observation(call.id, text, "error" if "fail" in words else "ok", "Failed" if "fail" in words else None)
 
 
-class Dictated:
+class ScriptedLocalEngine:
     """Local engine that at times writes a program or has a fault. tokens: generated, by request."""
 
     def __init__(self, engine: LocalEngine, seed: int) -> None:
@@ -163,9 +163,9 @@ RECIPE = load_recipe(None, ["credit.kind=inherit"])
 
 async def _roll_out(
     model: Qwen3ForCausalLM, seed: int, repair: Repair | None, branching: bool, limits: RolloutLimits
-) -> tuple[list[Trajectory], Dictated]:
+) -> tuple[list[Trajectory], ScriptedLocalEngine]:
     async with LocalEngine(model, max_len=2048, max_requests=8) as engine:
-        dictated = Dictated(engine, seed)
+        dictated = ScriptedLocalEngine(engine, seed)
         context = RolloutContext(
             dictated, Chat(TOKENIZER), {"python": Asking()}, limits, SamplingParams(max_tokens=60), repair,
             strategy=Arpo(initial=1, probability=0.8) if branching else None,

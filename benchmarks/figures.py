@@ -169,7 +169,7 @@ def rendered(page: str, tables: Path, results: Mapping[str, Mapping[str, Any]]) 
     return MARKED.sub(fill, page)
 
 
-def outdated(root: Path) -> dict[Path, str]:
+def find_outdated(root: Path) -> dict[Path, str]:
     """Return pages that differ from the result files, with their correct text."""
     results = read_results(root / "benchmarks" / "results")
     pages = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
@@ -179,7 +179,7 @@ def outdated(root: Path) -> dict[Path, str]:
     return {page: text for page, text in wanted.items() if text != page.read_text(encoding="utf-8")}
 
 
-def stale(root: Path) -> list[str]:
+def find_stale(root: Path) -> list[str]:
     """List results older than the code they measure, or without a date."""
     lines = []
     for name, result in read_results(root / "benchmarks" / "results").items():
@@ -275,10 +275,10 @@ def main() -> int:
         results = ROOT / "benchmarks" / "results" / "compared"
         keep_reproduced(options.reproduce, results / f"reproduce-{options.reproduce.name}.json", options.commit)
     if options.stale:
-        print(*(stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
+        print(*(find_stale(ROOT) or ["no result is older than the code that it measures"]), sep="\n")
         return 0
     try:
-        changed = outdated(ROOT)
+        changed = find_outdated(ROOT)
     except FigureError as error:
         print(error, file=sys.stderr)
         return 2

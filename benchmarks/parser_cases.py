@@ -70,7 +70,7 @@ PARSERS = {
 """Templates by the names of vLLM's test files."""
 
 
-def judged(chat: Chat, text: str, expected: CALLS, tools: Sequence[ToolSpec]) -> tuple[str, str]:
+def compare_calls(chat: Chat, text: str, expected: CALLS, tools: Sequence[ToolSpec]) -> tuple[str, str]:
     """Compare the calls that a chat reads with the expected ones. Returns the verdict and the calls."""
     calls = read(chat, text, tools)
     whole = [call for call in calls if not isinstance(call[1], str)]
@@ -139,7 +139,7 @@ def _escaped(text: str) -> str:
     return re.sub(r"\\([^\"\\/bfnrtu])", r"\1", text).replace("\t", "\\t")
 
 
-def called(*words: str) -> list[Any]:
+def calls_of_message(*words: str) -> list[Any]:
     """`simple_assist_msg(content, reasoning, name, arguments, id)`: its calls."""
     return [[words[2], words[3] if len(words) > 3 else "", ""]] if len(words) > 2 and words[2] else []
 
@@ -148,7 +148,7 @@ def llama_cases() -> Iterator[tuple[str, Case]]:
     """Template and case of each statement that can be evaluated."""
     ((_, source),) = members(LLAMA_CPP, r"tests/test-chat\.cpp$", ARCHIVES)
     names: dict[str, Any] = {
-        "tst": types.SimpleNamespace(test=Case), "simple_assist_msg": called,
+        "tst": types.SimpleNamespace(test=Case), "simple_assist_msg": calls_of_message,
         "message_with_tool_calls": lambda name, arguments: [[name, arguments, ""]],
         "message_with_tool_calls_and_reasoning": lambda name, arguments, _: [[name, arguments, ""]],
         "message_with_content_and_tool_call": lambda _, name, arguments: [[name, arguments, ""]],
@@ -191,7 +191,7 @@ def judge_llama() -> Iterator[tuple[str, str, str, str]]:
 
 
 def _judged(chat: Chat, text: str, expected: CALLS, tools: Sequence[ToolSpec]) -> tuple[str, str, str]:
-    verdict, calls = judged(chat, text, expected, tools)
+    verdict, calls = compare_calls(chat, text, expected, tools)
     return verdict, text, f"{calls}, not {list(expected)}"
 
 

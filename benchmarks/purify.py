@@ -167,7 +167,7 @@ def failing(turns: int, every: int = 2) -> bytes:
     return msgspec.json.encode({"messages": [*messages, {"role": "assistant", "content": "All areas are done."}]})
 
 
-def breaks(lines: int) -> bytes:
+def make_breaks(lines: int) -> bytes:
     """Make a transcript whose failing program and output are mostly line breaks."""
     text = "\n" * lines
     messages = [
@@ -186,7 +186,7 @@ def growth() -> dict[str, dict[str, float]]:
     for name, make, sizes in (
         ("turns", failing, (200, 400, 800, 1600)),
         ("calls, one in five failing", lambda calls: failing(calls, 5), (10, 100, 1_000, 10_000)),
-        ("line breaks", breaks, (10_000, 20_000, 40_000, 80_000)),
+        ("line breaks", make_breaks, (10_000, 20_000, 40_000, 80_000)),
     ):
         before = 0.0
         for size in sizes:
@@ -227,7 +227,7 @@ def compared(name: str, megabytes: int, rounds: int, *, every: int | None) -> di
     return {"floor MB/s": size / least, "MB/s": size / own, "times": own / least}
 
 
-def measured(source: Path, python: str) -> float:
+def measure_file(source: Path, python: str) -> float:
     """Measure the CPU seconds that another environment's build takes for a file. Those for its first line alone are
     subtracted."""
     with tempfile.TemporaryDirectory() as folder:
@@ -252,7 +252,7 @@ def in_turns(source: Path, against: str | None, rounds: int) -> None:
     times: dict[str, list[float]] = {python: [] for python in builds}
     for n in range(rounds):
         for python in builds if n % 2 else reversed(builds):
-            times[python].append(measured(source, python))
+            times[python].append(measure_file(source, python))
     size = source.stat().st_size / 1e6
     for python, own in times.items():
         print(f"{size / min(own):.2f} MB per second of CPU time (least of {rounds}): {python}")

@@ -64,7 +64,7 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class FreshProcess:
     """A fresh `python -c` per call, protected only by a timeout. As many at a time as the pool has workers."""
 
     room: asyncio.Semaphore
@@ -166,7 +166,7 @@ async def runners(workers: int | None, tier: Tier | None) -> AsyncIterator[list[
         for code in ("print(1)", NUMPY, SYMPY):
             await asyncio.gather(*(pool.run(code) for _ in range(4)))
         print(f"tier {pool.tier}, {pool.fleet.size} workers; `python -c` as many at a time, unprotected")
-        yield [Ours(pool), Fresh(asyncio.Semaphore(pool.fleet.size))]
+        yield [Ours(pool), FreshProcess(asyncio.Semaphore(pool.fleet.size))]
 
 
 async def compare(chosen: list[Case], rounds: int, workers: int | None, tier: Tier | None) -> dict[str, dict[str, Any]]:

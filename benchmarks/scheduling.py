@@ -162,7 +162,7 @@ def sizes(seeds: int) -> dict[str, Any]:
     return {"table": {"head": head, "rows": lines}}
 
 
-def decisions() -> dict[str, Any]:
+def time_decisions() -> dict[str, Any]:
     """Return the policy's CPU microseconds per event, its actions included."""
     figures = {}
     for load, count in (("software, 8 a replica", 64), ("software, 8 a replica", 1024)):
@@ -186,7 +186,7 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "prefill": lambda seeds: compared(
         Setting("software, 32 a replica", 32, replace(PUBLISHED, prefill=PUBLISHED.prefill / 2)), seeds, SOME
     ),
-    "decisions": lambda _: decisions(),
+    "decisions": lambda _: time_decisions(),
 }
 
 

@@ -144,7 +144,7 @@ class Served:
 # --- here ---
 
 
-class CountedLoop(asyncio.SelectorEventLoop):
+class SimulatedClockLoop(asyncio.SelectorEventLoop):
     """Event loop whose clock stops during computing, then jumps ahead."""
 
     def __init__(self, engines: Sequence[Remote]) -> None:
@@ -295,7 +295,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         prefill=dear * PUBLISHED.prefill, chunk=2048, rows=ROWS,
     )  # fmt: skip
     engines = [Remote(longest(jobs) + 1, options.kv_mb, costs) for _ in range(options.engines)]
-    loop = CountedLoop(engines)
+    loop = SimulatedClockLoop(engines)
     try:
         return loop.run_until_complete(compare(options.rounds, jobs, costs, engines))
     finally:

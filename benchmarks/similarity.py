@@ -54,7 +54,7 @@ def piece(draw: random.Random, texts: list[str], size: int) -> str:
     return text[start : start + size]
 
 
-def edited(draw: random.Random, text: str, edits: int) -> str:
+def edit_lines(draw: random.Random, text: str, edits: int) -> str:
     """Replace characters of some lines, and double or drop others."""
     lines = text.splitlines(keepends=True)
     for _ in range(edits):
@@ -71,7 +71,7 @@ def moved(draw: random.Random, text: str) -> str:
     return "".join(lines[at:] + lines[:at])
 
 
-def rewritten(draw: random.Random, text: str) -> str:
+def rewrite_names(draw: random.Random, text: str) -> str:
     """Rename all names of a program and reorder its blocks."""
     words = re.findall(r"[a-z_]{3,}", text)
     names = {w: w if keyword.iskeyword(w) else draw.choice(words) for w in sorted(set(words))}
@@ -82,10 +82,10 @@ def rewritten(draw: random.Random, text: str) -> str:
 def pairs(draw: random.Random, texts: list[str], size: int, count: int) -> dict[str, list[Pair]]:
     kinds: dict[str, Callable[[str], str]] = {
         "identical": lambda a: "".join(list(a)),
-        "few edits": lambda a: edited(draw, a, max(1, size // 500)),
-        "many edits": lambda a: edited(draw, a, size // 40),
-        "moved": lambda a: edited(draw, moved(draw, a), 1),
-        "rewritten": lambda a: rewritten(draw, a),
+        "few edits": lambda a: edit_lines(draw, a, max(1, size // 500)),
+        "many edits": lambda a: edit_lines(draw, a, size // 40),
+        "moved": lambda a: edit_lines(draw, moved(draw, a), 1),
+        "rewritten": lambda a: rewrite_names(draw, a),
         "unrelated": lambda _: piece(draw, texts, size),
     }
     return {

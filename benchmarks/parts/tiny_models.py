@@ -63,7 +63,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
 """What else some architectures need, by `model_type`."""
 
 
-def shrunk(config_class: type[PretrainedConfig]) -> PretrainedConfig:
+def shrink(config_class: type[PretrainedConfig]) -> PretrainedConfig:
     """Return the smallest configuration of the class with all layer kinds. Raises what the class raises."""
     text = config_class().get_text_config(decoder=True)
     return type(text)(**_sizes(text))
@@ -118,7 +118,7 @@ def make(key: str) -> PreTrainedModel:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    config, model_class = shrunk(CONFIG_MAPPING[key]), getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[key])
+    config, model_class = shrink(CONFIG_MAPPING[key]), getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[key])
     if type(config) in transformers.AutoModelForCausalLM._model_mapping:  # of a composite one, the text model's own
         model_class = transformers.AutoModelForCausalLM._model_mapping[type(config)]
     with torch.device("meta"):

@@ -14,14 +14,14 @@ import pytest
 ROOT = Path(__file__).parents[3]
 sys.path.append(str(ROOT / "benchmarks"))  # last: `sessions` is in both
 
-from figures import FigureError, figure, outdated, rendered, stale  # noqa: E402
+from figures import FigureError, figure, find_outdated, find_stale, rendered  # noqa: E402
 from parts.results import save  # noqa: E402
 
 PAGE = "Before.\n\n<!-- figures: speed -->\nanything\n<!-- end of figures -->\n\nAfter.\n"
 
 
 def test_readme_and_docs_show_what_the_result_files_say() -> None:
-    assert [page.name for page in outdated(ROOT)] == [], "run `make figures`"
+    assert [page.name for page in find_outdated(ROOT)] == [], "run `make figures`"
 
 
 def test_every_table_and_every_result_is_shown_somewhere() -> None:
@@ -63,20 +63,20 @@ def test_a_page_follows_its_results(tmp_path: Path) -> None:
     root = repository(
         tmp_path, "| {run.rate.here:0} | {run.ratio:2} |\n", {"rate": {"here": 1234.6}, "ratio": [0.5, 0.25, 1.5]}
     )
-    ((page, text),) = outdated(root).items()
+    ((page, text),) = find_outdated(root).items()
     assert (
         text
         == "Before.\n\n<!-- figures: speed -->\n\n| 1,235 | .50 (.25…1.50) |\n\n<!-- end of figures -->\n\nAfter.\n"
     )
     page.write_text(text)
-    assert outdated(root) == {}
+    assert find_outdated(root) == {}
     save(root / "benchmarks/results/run.json", {"rate": {"here": 9}, "ratio": [1, 1, 1]}, command="", measures=[])
-    assert "| 9 | 1.00 (1.00…1.00) |" in outdated(root)[page]
+    assert "| 9 | 1.00 (1.00…1.00) |" in find_outdated(root)[page]
 
 
 def test_a_table_can_say_when_and_where_it_was_measured(tmp_path: Path) -> None:
     root = repository(tmp_path, "{run.about:when}", {})
-    ((_, text),) = outdated(root).items()
+    ((_, text),) = find_outdated(root).items()
     shown = r"^\*20\d\d-\d\d-\d\d, \d+ cores of .+ GPU, load \d+\.\d(; commit [0-9a-f]+\+?)?\*$"
     assert re.search(shown, text, re.MULTILINE)
 
@@ -84,7 +84,7 @@ def test_a_table_can_say_when_and_where_it_was_measured(tmp_path: Path) -> None:
 def test_tables_of_texts_and_counts_are_written_as_markdown(tmp_path: Path) -> None:
     figures = {"found": {"head": ["", "a"], "rows": [["x", "1,000"], ["y", ""]]}, "by": {"end": 1200, "user": 3}}
     root = repository(tmp_path, "{run.found:rows}\n\n{run.by:counts}", figures)
-    ((_, text),) = outdated(root).items()
+    ((_, text),) = find_outdated(root).items()
     assert "|  | a |\n| --- | --- |\n| x | 1,000 |\n| y |  |\n\n`end` 1,200, `user` 3" in text
 
 
@@ -100,7 +100,7 @@ def test_tables_of_texts_and_counts_are_written_as_markdown(tmp_path: Path) -> N
 def test_a_field_that_is_not_there_is_named(tmp_path: Path, table: str, complaint: str) -> None:
     root = repository(tmp_path, table, {"rate": 1, "middle": [1, 2]})
     with pytest.raises(FigureError, match=complaint):
-        outdated(root)
+        find_outdated(root)
 
 
 def test_a_table_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_best_arm_of_each_figure_is_bold(tmp_path: Path) -> None:
 
     arms = {"a": {"pass1_t1": one(0.5), "tokens": one(9)}, "b": {"pass1_t1": one(0.25), "tokens": one(7)}}
     root = repository(tmp_path, "{run.summary:arms}", {"summary": {"arms": arms}})
-    ((_, text),) = outdated(root).items()
+    ((_, text),) = find_outdated(root).items()
     assert "| | a | b |\n|---|---|---|\n" in text
     assert "| pass@1, T = 1 | **.500** [.375–.625] | .250 [.125–.375] |\n" in text
     assert "| tokens, T = 1 | 9 [9–9] | **7** [7–7] |\n" in text
@@ -157,8 +157,8 @@ def test_results_older_than_their_code_are_listed(tmp_path: Path) -> None:
     result = json.loads(file.read_text())
     file.write_text(json.dumps({**result, "about": {**result["about"], "commit": measured}}))
     commit("docs/b.md")
-    assert stale(root) == [], "what changed is not what it measures"
+    assert find_stale(root) == [], "what changed is not what it measures"
     commit("src/c.py")
-    (line,) = stale(root)
+    (line,) = find_stale(root)
     assert line.startswith("run (of 20")
     assert line.endswith(": 1 commit since; again with: run.py")
