@@ -83,7 +83,7 @@ def read(chat: Chat, text: str, tools: Sequence[ToolSpec]) -> list[tuple[str, ob
     """Names and arguments of the calls in a reply. A reply that begins beyond the thought which a prompt opens."""
     closing = chat.family.thoughts[0][1] if chat.family.opens_thought else ""
     begun = text if not closing or closing in text else closing + text
-    return [(call.name, call.arguments) for call in chat.showing(tools).parse_text(begun, prefix="0").calls]
+    return [(call.name, call.arguments) for call in chat.with_tools(tools).parse_text(begun, prefix="0").calls]
 
 
 # llama.cpp: its tests are chains of methods, which become Python by replacing their brackets.

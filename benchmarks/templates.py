@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from retcon.chat.checks import TOOL, Comparison
-from retcon.chat.learning import Learned
+from retcon.chat.learning import LearnedChat
 from retcon.chat.opening import chat_by_template, check_folder
 from retcon.chat.template import Template, read_template
 from retcon.chat.tokenizer import ByteTokenizer, load_tokenizer
@@ -85,7 +85,7 @@ def fetched(source: str, archives: Path | None = None) -> Iterator[tuple[str, st
         yield f"{source.split('==', maxsplit=1)[0]}: {Path(path).stem}", text
 
 
-def opened(text: str, where: str, **variables: object) -> Learned:
+def opened(text: str, where: str, **variables: object) -> LearnedChat:
     """A template's chat over bytes. Raises RetconError where it is refused."""
     first, last = next(((first, last) for first, last, mark in TOKENS if mark in text), ("<s>", "</s>"))
     named = {"bos_token": first, "eos_token": last, "pad_token": last, "unk_token": ""}

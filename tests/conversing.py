@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from chat_templates import TEMPLATES, learned_chat
-from retcon.chat import family as registry
 from retcon.chat.chat import Chat
-from retcon.chat.family import Family, Written
+from retcon.chat.family import FAMILIES, Family, NamedCall
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, ToolSpec
 from retcon.tools.schema import python_spec
@@ -30,24 +29,24 @@ SEARCH = ToolSpec(
     },
 )
 TOOLS = (python_spec(), SEARCH)
-Turned = tuple[str, Sequence[Written], Sequence[str]]
+Turned = tuple[str, Sequence[NamedCall], Sequence[str]]
 """What the model writes, the calls after it, and what they are answered or, without calls, what the user says next."""
 
 
-NAMES = (*registry.names(), *TEMPLATES)
+NAMES = (*FAMILIES.names, *TEMPLATES)
 """The shipped families, and the templates that are learnt."""
 STYLES = {"harmony": "chat_templates:GPT_OSS"}
 """Of families that are framed by their models' own templates alone."""
 
 
 def family_of(name: str) -> Family:
-    return learned_chat(name).family if name in TEMPLATES else registry.named(STYLES.get(name, name))
+    return learned_chat(name).family if name in TEMPLATES else FAMILIES.find(STYLES.get(name, name))
 
 
 def controls_of(family: str) -> tuple[str, ...]:
     if family in TEMPLATES:
         return TEMPLATES[family][1]
-    known = registry.named(family)
+    known = FAMILIES.find(family)
     own = vars(__import__(f"retcon.chat.families.{family}", fromlist=[family]))
     marked = [text for text in own.values() if isinstance(text, str) and text[:1] in "<[" and text[-1:] in ">]"]
     return tuple(dict.fromkeys((*known.controls, *known.ends, *known.stops, *marked)))
@@ -78,7 +77,7 @@ def conversed(chat: Chat, turns: Sequence[Turned], question: str = "What is 6 ti
     parts = [list(chat.prompt(question))]
     numbers = count()
     for text, calls, answers in turns:
-        wrote = chat.wrote(text, calls)
+        wrote = chat.render_turn(text, calls)
         last = (wrote.ids or (0,))[-1]
         if calls:
             parsed = chat.parse(wrote.ids or (), prefix=f"{next(numbers)}.0")
@@ -86,7 +85,7 @@ def conversed(chat: Chat, turns: Sequence[Turned], question: str = "What is 6 ti
             parts.append([wrote, *chat.observations(parsed.calls, seen, last_id=last, written=parsed.text)])
         else:
             parts.append(
-                [wrote, *(chat.answered([("user", text) for text in answers], last_id=last) if answers else ())]
+                [wrote, *(chat.render_messages([("user", text) for text in answers], last_id=last) if answers else ())]
             )
     return parts
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conversing import NAMES, SEARCH, TOOLS, Turned, bytes_of, chat_of, conversed, family_of, ids_of, text_of
-from retcon.chat import family as registry
 from retcon.chat.chat import Chat
-from retcon.chat.family import Written
+from retcon.chat.family import FAMILIES, NamedCall, family_of_template, family_of_tokens
 from retcon.chat.template import Template
 from retcon.core.types import Observation, ToolSpec
 
@@ -27,7 +26,7 @@ texts = st.lists(nasty | st.text(max_size=3), max_size=6).map(lambda t: "".join(
 @pytest.mark.parametrize("words", ["", "I try."])
 def test_a_call_is_read_back_and_begins_at_an_id_of_its_own(name: str, words: str) -> None:
     chat = chat_of(name)
-    turn = chat.wrote(words, [("python", CODE)])
+    turn = chat.render_turn(words, [("python", CODE)])
     parsed = chat.parse(turn.ids, prefix="3")
     (call,) = parsed.calls
     assert (call.id, call.name, call.arguments) == ("3.0", "python", CODE)
@@ -41,7 +40,7 @@ def test_a_call_is_read_back_and_begins_at_an_id_of_its_own(name: str, words: st
 def test_several_calls_of_several_tools(name: str) -> None:
     calls = [("python", CODE), ("search", {"query": "b", "top": 2})]
     chat = chat_of(name)
-    parsed = chat.parse(chat.wrote("so", calls).ids, prefix="0")
+    parsed = chat.parse(chat.render_turn("so", calls).ids, prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == calls
     assert [call.id for call in parsed.calls] == ["0.0", "0.1"]
     assert parsed.calls[0].char <= parsed.calls[1].char
@@ -50,7 +49,7 @@ def test_several_calls_of_several_tools(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_no_call_has_none(name: str) -> None:
     chat = chat_of(name)
-    assert chat.parse(chat.wrote("It is 42: {1, 2} and [3].").ids, prefix="0").calls == ()
+    assert chat.parse(chat.render_turn("It is 42: {1, 2} and [3].").ids, prefix="0").calls == ()
 
 
 @pytest.mark.parametrize("name", NAMING)
@@ -58,7 +57,7 @@ def test_what_is_no_call_has_none(name: str) -> None:
 def test_whatever_the_arguments_hold_is_read_back(name: str, data: st.DataObject) -> None:
     query = data.draw(texts)
     chat = chat_of(name)
-    parsed = chat.parse(chat.wrote("", [("search", {"query": query})]).ids, prefix="0")
+    parsed = chat.parse(chat.render_turn("", [("search", {"query": query})]).ids, prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == [("search", {"query": query})]
 
 
@@ -109,21 +108,21 @@ def test_each_turn_goes_on_where_the_one_before_ended(name: str) -> None:
     for n, (words, calls, _) in enumerate(turns):
         assert conversed(chat, turns[:n]) == parts[: n + 1]
         assert parts[n + 1][0].kind == "sampled"
-        assert parts[n + 1][0].ids == chat.wrote(words, calls).ids
+        assert parts[n + 1][0].ids == chat.render_turn(words, calls).ids
     assert [s.text for part in parts for s in part if s.kind == "observation"] == ["1", "2"]
     assert chat.observations_in(ids_of([s for part in parts for s in part])) == ["1", "2"]
 
 
-@pytest.mark.parametrize("name", [name for name in registry.names() if registry.named(name).template])
+@pytest.mark.parametrize("name", [name for name in FAMILIES.names if FAMILIES.find(name).template])
 @pytest.mark.parametrize("system", [None, "Solve it."])
 @pytest.mark.parametrize("tools", [(), TOOLS], ids=["bare", "tools"])
 def test_the_template_of_a_family_says_what_its_framing_does(
     name: str, system: str | None, tools: tuple[ToolSpec, ...]
 ) -> None:
     """A model that was trained in the framing is asked through the template by every other program."""
-    family = registry.named(name)
+    family = FAMILIES.find(name)
     chat = Chat(bytes_of(name), style=name, system=system, tools=tools)
-    two: list[Written] = [("python", CODE), ("search", {"query": 'é "b"', "top": 2})]
+    two: list[NamedCall] = [("python", CODE), ("search", {"query": 'é "b"', "top": 2})]
     turns: list[Turned] = [
         ("I try.", two[:1], ["1\n"]),
         ("", two if family.names_calls else two[:1], ["2", "<3>"] if family.names_calls else ["2"]),
@@ -136,19 +135,21 @@ def test_the_template_of_a_family_says_what_its_framing_does(
             called = [{"function": {"name": tool, "arguments": arguments}} for tool, arguments in calls]
             messages.append({"role": "assistant", "content": text, "tool_calls": called})
         else:
-            messages.append({"role": "assistant", "content": chat.wrote(text, calls).text.removesuffix(family.ends[0])})
+            messages.append(
+                {"role": "assistant", "content": chat.render_turn(text, calls).text.removesuffix(family.ends[0])}
+            )
         messages += [{"role": "tool" if calls else "user", "content": answer} for answer in answers]
     shown = [tool.as_function() for tool in tools]
     said = "".join(text_of(part) for part in conversed(chat, turns, "go"))
     assert Template(family.template).render(messages, shown) == said
     assert Template(family.template).render(messages[:-1], shown, opening=False) + "<|im_start|>" in said
-    assert registry.shipped_family(family.template) is family
+    assert family_of_template(family.template) is family
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_turn_that_was_cut_is_closed(name: str) -> None:
     chat = chat_of(name)
-    turn = chat.wrote("", [("python", CODE)])
+    turn = chat.render_turn("", [("python", CODE)])
     parsed = chat.parse(turn.ids, prefix="0")
     seen = [Observation("0.0", "1", "ok")]
     ended = chat.observations(parsed.calls, seen, last_id=turn.ids[-1], written=parsed.text)
@@ -166,5 +167,5 @@ def test_tools_are_shown_by_name_description_and_arguments(name: str) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_of_the_family_whose_tokens_it_has() -> None:
-    assert registry.recognised({*registry.named("qwen").tokens, "<s>"}) is registry.named("qwen")
-    assert registry.recognised({"<|begin|>"}) is None
+    assert family_of_tokens({*FAMILIES.find("qwen").tokens, "<s>"}) is FAMILIES.find("qwen")
+    assert family_of_tokens({"<|begin|>"}) is None

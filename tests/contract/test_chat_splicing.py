@@ -44,7 +44,11 @@ def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: st
     """Shallow: the first words and the second call; deep: all of the second."""
     chat = chat_of(name, None)
     bad, good = ([("python", {"code": code})] for code in ("print(a)", "print(1)"))
-    failure, fix, answer = chat.wrote("I try.", bad), chat.wrote("Better.", good), chat.wrote("It is 1.")
+    failure, fix, answer = (
+        chat.render_turn("I try.", bad),
+        chat.render_turn("Better.", good),
+        chat.render_turn("It is 1."),
+    )
     engine = Replies(failure.ids, fix.ids, answer.ids)
     answers = {"print(1)": ("1", "ok", None), "print(a)": ("no a", "error", "NameError")}
     tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
@@ -62,7 +66,7 @@ def test_a_fix_takes_the_place_of_the_failure(name: str, gamma: float, words: st
     turn = made.turns[0]
     assert turn.repair is not None
     assert turn.repair.decision == ("shallow" if gamma == 0 else "deep")
-    written = chat.wrote(words, good)
+    written = chat.render_turn(words, good)
     assert turn.text == written.text
     assert ids_of(turn.generated) == list(written.ids)
     assert [call.code.strip() for call in turn.calls] == ["print(1)"]
@@ -75,7 +79,11 @@ def test_a_line_takes_the_place_of_the_failure(name: str) -> None:
     """The words before the call stay, the turn is closed as the family closes it, and the line is what a tool said."""
     chat = chat_of(name, None)
     bad, good = ([("python", {"code": code})] for code in ("print(a)", "print(1)"))
-    failure, fix, answer = chat.wrote("I try.", bad), chat.wrote("Better.", good), chat.wrote("It is 1.")
+    failure, fix, answer = (
+        chat.render_turn("I try.", bad),
+        chat.render_turn("Better.", good),
+        chat.render_turn("It is 1."),
+    )
     engine = Replies(failure.ids, fix.ids, answer.ids)
     answers = {"print(1)": ("1", "ok", None), "print(a)": ("NameError: no a", "error", "NameError")}
     tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
@@ -102,8 +110,8 @@ def test_a_line_takes_the_place_of_the_failure(name: str) -> None:
 def test_what_stays_before_a_line_is_whole(name: str) -> None:
     """Of two calls of a turn the second fails: what stays is the first, as the family writes it alone, or all."""
     chat = chat_of(name, None)
-    wrote = chat.wrote("I try.", [("python", {"code": "print(1)"}), ("python", {"code": "print(a)"})])
-    engine = Replies(wrote.ids or (), chat.wrote("It is 1.").ids or ())
+    wrote = chat.render_turn("I try.", [("python", {"code": "print(1)"}), ("python", {"code": "print(a)"})])
+    engine = Replies(wrote.ids or (), chat.render_turn("It is 1.").ids or ())
     answers = {"print(1)": ("1", "ok", None), "print(a)": ("NameError: no a", "error", "NameError")}
     tool = ScriptedTool(lambda code: answers[code.strip()], spec=TOOLS[0])
     context = RolloutContext(
@@ -121,7 +129,7 @@ def test_what_stays_before_a_line_is_whole(name: str) -> None:
 
 def test_a_turn_is_not_cut_within_its_list_of_calls() -> None:
     chat = chat_of("listed", None)
-    first, second = chat.parse(chat.wrote("I try.", [("python", {})] * 2).ids or (), prefix="t").calls
+    first, second = chat.parse(chat.render_turn("I try.", [("python", {})] * 2).ids or (), prefix="t").calls
     assert first.start is not None
     assert second.start is None
 
@@ -132,7 +140,7 @@ def test_an_answer_names_the_call_as_the_model_labelled_it(repair: Repair | None
     chat = chat_of("listed", None)
 
     def said(words: str, code: str | None, label: str) -> tuple[int, ...]:
-        text = chat.wrote(words, [] if code is None else [("python", {"code": code})]).text.removesuffix("</s>")
+        text = chat.render_turn(words, [] if code is None else [("python", {"code": code})]).text.removesuffix("</s>")
         ids = chat.tokenizer.encode(text.replace("retcon000", label), special=True)
         return (*ids, chat.tokenizer.special_id("</s>"))
 

@@ -155,7 +155,7 @@ def test_qwen3_coder_with_its_tags(qwen3: Path, words: str) -> None:
         text, ids = together(chat, turns[:count])
         assert text == template.render(whole[:end], SHOWN)
         assert ids == chat.tokenizer.encode(text, special=True)
-    parsed = chat.parse(chat.wrote(words, calls).ids or (), prefix="0")
+    parsed = chat.parse(chat.render_turn(words, calls).ids or (), prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == calls
 
 

@@ -1,4 +1,4 @@
-"""One model's conversations: prompts and observations to ids, generated ids to tool calls.
+"""Conversations with one model: messages to ids, generated ids to calls.
 
 Ids are only ever appended: what was sampled is never encoded again, and a turn costs what it adds.
 """
@@ -9,17 +9,17 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 
-from retcon.chat.family import Family, Framing, Written, named
+from retcon.chat.family import FAMILIES, Family, Framing, NamedCall
 from retcon.chat.template import framing_of
-from retcon.chat.types import Answer, FoundCall, Parsed, Piece, Tokenizer, Told, glue
+from retcon.chat.types import Answer, FoundCall, Parsed, Piece, TextMessage, Tokenizer, glue
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Kind, Observation, Segment, ToolCall, ToolSpec
 
 
-def _first(start: int, end: int, holds: Callable[[int], bool]) -> int:
-    """The first number after `start` that holds, else `end`; steps double, then halve.
+def _bisect(start: int, end: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number after `start` that holds, else `end`; steps double, then halve.
 
-    holds: true of all numbers after the first of which it is, and called with such as are not far beyond it.
+    holds: monotonic, and called with numbers not far beyond the result.
     """
     low, high = start, start + 1
     while high < end and not holds(high):
@@ -31,11 +31,11 @@ def _first(start: int, end: int, holds: Callable[[int], bool]) -> int:
     return high
 
 
-class Beginnings:
-    """Finds the ids that begin at given characters of `text`, the decoded `ids`, (T,); asked in ascending order.
+class TokenStarts:
+    """Lookup of ids by the character at which they begin.
 
-    Each search begins where the one before ended, and looks twice as far ahead at each step: what all of them decode
-    together grows with the tokens, however many calls a reply is full of.
+    ids: (T,), of `text`. Asked in ascending order: each search begins where the one before ended and doubles its step,
+    so that all of them together decode in linear time, however many calls a reply has.
     """
 
     def __init__(self, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> None:
@@ -43,13 +43,13 @@ class Beginnings:
         self._id = self._char = 0  # an id begins at that character
 
     def of(self, char: int) -> int | None:
-        """Index of the id that begins at text[char], which is ASCII; None where no id does.
+        """Return the index of the id that begins at text[char], or None.
 
-        Being ASCII, whether a prefix of the ids has it cannot change as ids are added, not even where a character is
-        spread over several of them: the shortest such prefix can be found by bisection.
+        As that is ASCII, whether a prefix of the ids has it cannot change as ids are added, not even where a character
+        is spread over several of them: bisection finds the shortest such prefix.
         """
         target = self._text[self._char : char + 1]
-        low = _first(self._id, len(self._ids), lambda end: self._between(end).startswith(target)) - 1
+        low = _bisect(self._id, len(self._ids), lambda end: self._between(end).startswith(target)) - 1
         before = self._between(low)
         begins = before == target[:-1]
         self._go_on_from(low, before)
@@ -66,8 +66,8 @@ class Beginnings:
             self._id, self._char = index, char
 
 
-class Together:
-    """As the whole text is encoded: what stands between two control tokens of the glue in one go, as plain text.
+class JointEncoder:
+    """Encoder of pieces that are one text between two control tokens.
 
     So a full stop that ends an observation and the line end that the glue goes on with are one id where the model has
     one for both. An id that belongs to two pieces is the first one's.
@@ -94,7 +94,7 @@ class Together:
         return ids
 
     def _add(self, stretch: Sequence[tuple[int, str]], ids: Sequence[list[int]]) -> None:
-        """Encode a stretch, and give each of its pieces what is its own."""
+        """Encode a stretch, and append to each of its pieces its own ids."""
         parts = [(n, part) for n, part in stretch if part]
         whole = self._tokenizer.encode("".join(part for _, part in parts))
         taken, over = 0, 0  # ids that are given away, and how many characters of the next piece are in them
@@ -109,22 +109,22 @@ class Together:
             ids[parts[-1][0]].extend(whole[taken:])
 
     def _covering(self, ids: Sequence[int], start: int, text: str) -> tuple[int, int]:
-        """Where the ids from `start` on have said `text`, and how much more they say; the end, where they never do."""
-        end = _first(start, len(ids), lambda end: self._tokenizer.decode(ids[start:end]).startswith(text))
+        """Return where the ids from `start` on cover `text`, and by how many characters they exceed it."""
+        end = _bisect(start, len(ids), lambda end: self._tokenizer.decode(ids[start:end]).startswith(text))
         return end, max(0, len(self._tokenizer.decode(ids[start:end])) - len(text))
 
 
 _LABEL = re.compile(r"[\w.:-]{1,100}")
-"""What of a call's label is said again in glue, where control tokens count: no more than a name."""
+"""Labels of calls that glue, where control tokens count, may repeat."""
 
 
 class Chat:
-    """How one model is asked, how it calls tools and how it is answered.
+    """Renderer of one model's conversations, and parser of its calls.
 
-    style: the name of a family (`retcon.chat.family.names`) or an import path. system: the system prompt of prompts
-    that bring none. tools: those that the model is shown, where its family shows any. framing: how messages are framed
-    where the family's shipped way is not the model's own (`retcon.chat.template`). stop_ids: the ids that end a
-    generation. Raises RecipeError for a style that is not there, CheckpointError where the tokenizer lacks a token.
+    style: the name of a family (`retcon.chat.family.FAMILIES`) or an import path. system: the default system prompt.
+    tools: those that the model is shown, where its family shows any. framing: the model's own (`retcon.chat.template`),
+    in place of the family's. stop_ids: the ids that end a generation. Raises RecipeError for an unknown style,
+    CheckpointError where the tokenizer lacks a token.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class Chat:
         framing: Framing | None = None,
         family: Family | None = None,
     ) -> None:
-        self.family = family or named(style)
+        self.family = family or FAMILIES.find(style)
         self.tokenizer = tokenizer
         self.style = family.name if family else style
         self.system = system
         self.tools = tuple(tools)
         self.framing: Framing = framing or framing_of(self.family)  # type: ignore[arg-type]
-        self._together = Together(tokenizer)
+        self._together = JointEncoder(tokenizer)
         if framing is None:
             for control in self.family.controls:
                 tokenizer.special_id(control)
@@ -151,25 +151,26 @@ class Chat:
         self._ends = frozenset(ends)
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys((*ends, *self._ids(self.family.stops))))
 
-    def showing(self, tools: Sequence[ToolSpec]) -> Chat:
-        """The chat of a run with these tools; itself where it shows them already."""
+    def with_tools(self, tools: Sequence[ToolSpec]) -> Chat:
+        """Return the chat with these tools."""
         if tuple(tools) == self.tools:
             return self
         return Chat(self.tokenizer, system=self.system, tools=tools, framing=self.framing, family=self.family)
 
-    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
-        """What the model is given before its first turn, up to where that turn opens; all of kind `prompt`. before:
-        messages of user and assistant between the system prompt and the question."""
+    def prompt(
+        self, question: str, system: str | None = None, before: Sequence[TextMessage] = ()
+    ) -> tuple[Segment, ...]:
+        """Render the prompt of a question. before: messages between the system prompt and it."""
         system = self.system if system is None else system
-        first: list[Told] = [] if system is None else [("system", system)]
-        return self.opened([*first, *before, ("user", question)])
+        first: list[TextMessage] = [] if system is None else [("system", system)]
+        return self.render_prompt([*first, *before, ("user", question)])
 
-    def opened(self, messages: Sequence[Told]) -> tuple[Segment, ...]:
-        """As `prompt`, after any messages."""
-        return self._segments(self.framing.opened(messages, self.tools), "prompt")
+    def render_prompt(self, messages: Sequence[TextMessage]) -> tuple[Segment, ...]:
+        """Render messages, up to where the model's turn opens; all of kind `prompt`."""
+        return self._segments(self.framing.render_prompt(messages, self.tools), "prompt")
 
     def parse(self, ids: Sequence[int], *, prefix: str) -> Parsed:
-        """The calls in what the model generated, ids (T,); never raises on account of them.
+        """Parse the calls in generated ids, (T,); never raises.
 
         Calls are named `prefix.0`, `prefix.1`, …; `start` is the index of the id at which the call's marker begins,
         None where that id also holds text before the marker. A stop id at the end is part of `Parsed.text` alone.
@@ -177,28 +178,24 @@ class Chat:
         text = self.tokenizer.decode(ids)
         ended = bool(ids) and ids[-1] in self.stop_ids
         body = self.tokenizer.decode(ids[:-1]) if ended else text
-        return Parsed(text, tuple(_name(self._calls(body), prefix, Beginnings(self.tokenizer, ids, text).of)))
+        return Parsed(text, tuple(_to_calls(self._calls(body), prefix, TokenStarts(self.tokenizer, ids, text).of)))
 
     def parse_text(self, text: str, *, prefix: str) -> Parsed:
-        """As `parse`, for engines that give text only: `start` is None."""
-        return Parsed(text, tuple(_name(self._calls(self._body(text)), prefix, lambda _: None)))
+        """Parse the calls in a text, from engines without ids; `start` stays unset."""
+        return Parsed(text, tuple(_to_calls(self._calls(self._body(text)), prefix, lambda _: None)))
 
-    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
-        """What a turn begins with for what was thought before it; see `Framing.thought`."""
-        return self.framing.thought(text, last=last)
+    def render_turn(self, text: str, calls: Sequence[NamedCall] = (), thought: Sequence[Piece] = ()) -> Segment:
+        """Render a whole turn with its end, of kind `sampled`.
 
-    def wrote(self, text: str, calls: Sequence[Written] = (), thought: Sequence[Piece] = ()) -> Segment:
-        """A whole turn of the model's, of kind `sampled`, that another wrote; it ends as the model's own do.
-
-        calls: those that `text` does not hold already. thought: what the turn begins with, see `thought`.
+        calls: those that `text` does not hold already. thought: of `framing.render_thought`.
         """
-        pieces = [*thought, *self.family.written(text, calls), glue(self.family.end_of(calls))]
+        pieces = [*thought, *self.family.render_turn(text, calls), glue(self.family.end_of(calls))]
         ids = [i for own in self._encode(pieces) for i in own]
         return Segment("sampled", self.tokenizer.decode(ids), tuple(ids))
 
-    def answered(self, told: Sequence[Told], *, last_id: int | None = None) -> tuple[Segment, ...]:
-        """What follows a turn without calls, where the conversation goes on; last_id: see `observations`."""
-        return self._segments(self._closed(self.framing.answered(told, self.tools), last_id), "scaffold")
+    def render_messages(self, messages: Sequence[TextMessage], *, last_id: int | None = None) -> tuple[Segment, ...]:
+        """Render the messages after a turn without calls. last_id: as in `observations`."""
+        return self._segments(self._closed(self.framing.render_messages(messages, self.tools), last_id), "scaffold")
 
     def observations(
         self,
@@ -206,16 +203,15 @@ class Chat:
         observations: Sequence[Observation],
         *,
         last_id: int | None = None,
-        told: Sequence[Told] = (),
+        messages: Sequence[TextMessage] = (),
         written: str = "",
     ) -> tuple[Segment, ...]:
-        """What follows a turn with calls: an observation for each, in glue that ends by reopening the assistant's turn.
+        """Render the observations of a turn's calls, with the next opening.
 
         last_id: the last id of the turn. The glue begins after the turn's end (`<|im_end|>`), which a turn that ended
         well has as its own last id; where `last_id` is another one (`<|endoftext|>`, or a cut), the glue brings the
-        missing end itself. None is taken for a turn that ended well. told: the messages after it. written: the turn's
-        text, where observations must name calls as the model did, if by a name. Raises ValueError where calls
-        and observations do not match.
+        missing end itself. None: the turn ended well. messages: those after the observations. written: the turn's text,
+        where observations must name calls as the model did. Raises ValueError where observations answer other calls.
         """
         if not calls or [c.id for c in calls] != [o.call_id for o in observations]:
             raise ValueError(
@@ -228,10 +224,10 @@ class Chat:
             for call, observation, label in zip_longest(calls, observations, labels)
         ]
         end = self.family.end_of([(call.name, call.arguments) for call in calls])
-        return self._segments(self._closed(self.framing.observed(answers, told), last_id, end), "scaffold")
+        return self._segments(self._closed(self.framing.render_results(answers, messages), last_id, end), "scaffold")
 
     def observations_in(self, ids: Sequence[int]) -> list[str]:
-        """What tools answered so far, in order, in a conversation of which these are the ids."""
+        """Return the tools' answers in a conversation's ids, in order."""
         return self.family.observations_in(self.tokenizer.decode(ids))
 
     def _encode(self, pieces: Sequence[Piece]) -> list[list[int]]:
@@ -241,7 +237,7 @@ class Chat:
         return self._together(pieces)
 
     def _calls(self, body: str) -> Iterator[FoundCall]:
-        return (self.family.typed(call, self.tools) for call in self.family.find_calls(body))
+        return (self.family.cast_arguments(call, self.tools) for call in self.family.find_calls(body))
 
     def _body(self, text: str) -> str:
         for control in (*self.family.stops, *self.family.ends):
@@ -254,9 +250,9 @@ class Chat:
         return [glue(closing + first.text), *rest] if first.sort == "glue" else [glue(closing), *pieces]
 
     def _segments(self, pieces: Sequence[Piece], kind: Kind) -> tuple[Segment, ...]:
-        """kind: of the glue; what a user says is of kind `prompt` wherever it stands.
+        """Encode pieces as segments. kind: of the glue; a user's text is of kind `prompt` wherever it stands.
 
-        The text is what the ids say, which a tokenizer that normalises may have changed. No observation, no segment.
+        The text is that of the ids, which a tokenizer that normalises may have changed.
         """
         segments: list[Segment] = []
         for piece, ids in zip(pieces, self._encode(pieces), strict=True):
@@ -273,7 +269,7 @@ class Chat:
                 continue
 
 
-def _name(found: Iterable[FoundCall], prefix: str, index: Callable[[int], int | None]) -> Iterator[ToolCall]:
+def _to_calls(found: Iterable[FoundCall], prefix: str, index: Callable[[int], int | None]) -> Iterator[ToolCall]:
     for n, call in enumerate(found):
         start = None if call.inside else index(call.char)
         yield ToolCall(f"{prefix}.{n}", call.name, call.arguments, call.char, start)

@@ -1,4 +1,4 @@
-"""Compare a chat with its model's template: what is written, read, framed and put together."""
+"""Comparison of a chat with its model's template."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from retcon.chat.chat import Chat
 from retcon.chat.formats import common_start, whole_tags
 from retcon.chat.learned import OUTPUT, OUTPUT_END, CodeBlockFraming
-from retcon.chat.template import GENERATED, Refused, Template, called, message
-from retcon.chat.thoughts import without_thought
+from retcon.chat.template import GENERATED, RenderError, Template, message, tool_call
+from retcon.chat.thoughts import strip_empty_thought
 from retcon.chat.types import REASONING
 from retcon.core.types import Observation, Segment, ToolCall, ToolSpec
 
@@ -39,13 +39,12 @@ _Calls = Sequence[tuple[str, Mapping[str, object]]]
 
 @dataclass
 class ChatCheck:
-    """Which parts of a chat equal the template's, and the texts that differ.
+    """Result of comparing a chat with its template: what agrees, what differs.
 
     parallel: None where a turn may have one call. splice: None where the model itself writes calls otherwise than its
     template (gpt-oss). append_only: whether the template renders earlier turns as when they were the last; where not
-    (it drops their thoughts, or opens turns otherwise), training keeps what the model was shown. mask: whether what the
-    template marks with `{% generation %}` is what is trained on, space at its ends and an empty thought apart; None
-    where it marks nothing.
+    (it drops their thoughts, or opens turns otherwise), training keeps what the model was shown. mask: whether the
+    template's `{% generation %}` is the loss mask, outer space and an empty thought apart; None without such marks.
     """
 
     family: str
@@ -66,21 +65,17 @@ class ChatCheck:
         return right and self.parallel is not False and self.splice is not False
 
 
-def check_chat(chat: Chat, template: Template) -> ChatCheck:
-    """Compare a chat with its model's template. Raises Refused where the template refuses a conversation."""
-    return Comparison(chat, template).run()
-
-
 class Comparison:
-    """Compares conversations that a chat puts together with its template's rendering of them."""
+    """Comparison of a chat's conversations with its template's rendering."""
 
     def __init__(self, chat: Chat, template: Template) -> None:
-        self._chat, self._template, self._family = chat.showing([TOOL]), template, chat.family
+        self._chat, self._template, self._family = chat.with_tools([TOOL]), template, chat.family
         framing = chat.framing
         self._blocks = framing if isinstance(framing, CodeBlockFraming) else None
         self.found = ChatCheck(chat.family.name)
 
     def run(self) -> ChatCheck:
+        """Run all checks. Raises RenderError where the template refuses a conversation."""
         found = self.found
         found.renders = self._same("prompt", _text(self._chat.prompt("x")), self._render())
         given: list[dict[str, object]] = [{"code": code} for code in PROGRAMS]
@@ -109,15 +104,16 @@ class Comparison:
         """A conversation of a question and turns of calls, their results and the words before, by the template."""
         if self._blocks:
             first = [("system", system)] * bool(system)
-            told = list(self._blocks.messages([*first, ("user", "x")], [TOOL]))
+            texts = list(self._blocks.messages([*first, ("user", "x")], [TOOL]))
             for calls, results, text in turns:
-                written = "".join(piece.text for piece in self._family.written(text, calls) if piece.sort == "words")
-                told += [("assistant", written), ("user", "\n".join(f"{OUTPUT}{one}{OUTPUT_END}" for one in results))]
-            return self._template.render([message(*one) for one in told], marked=marked)
+                turn = self._family.render_turn(text, calls)
+                texts.append(("assistant", "".join(piece.text for piece in turn if piece.sort == "words")))
+                texts.append(("user", "\n".join(f"{OUTPUT}{one}{OUTPUT_END}" for one in results)))
+            return self._template.render([message(*one) for one in texts], marked=marked)
         messages = [message("system", system)] * bool(system) + [message("user", "x")]
         for calls, results, text in turns:
             labels = self._labels(calls)
-            made = [called(name, arguments, label) for (name, arguments), label in zip(calls, labels, strict=True)]
+            made = [tool_call(name, arguments, label) for (name, arguments), label in zip(calls, labels, strict=True)]
             messages.append(message("assistant", text) | {"tool_calls": made})
             for label, (name, _), result in zip(labels, calls, results, strict=True):
                 messages.append(message("tool", result, name, label))
@@ -130,7 +126,7 @@ class Comparison:
 
     def _wrote(self, calls: _Calls, text: str = "") -> Segment:
         """A turn of ours, with what the template has where nothing was thought."""
-        return self._chat.wrote(text, calls, self._chat.thought("", last=True) or ())
+        return self._chat.render_turn(text, calls, self._chat.framing.render_thought("", last=True) or ())
 
     def _turn(self, calls: _Calls, words: str = "") -> str:
         """A turn with calls as the template writes it, after the prompt that opens it, up to its end."""
@@ -166,7 +162,7 @@ class Comparison:
         ours = _text(self._after(calls, result, self._wrote(calls).text))
         try:
             whole = self._render((calls, [result], ""), system=system)
-        except Refused:
+        except RenderError:
             if system:
                 return True
             raise
@@ -186,7 +182,7 @@ class Comparison:
         ours, theirs = text[head:], whole[head:]
         if dropped := prompt[head:].strip():  # what opens a turn may be left out of earlier ones
             ours, theirs = ours.lstrip().removeprefix(dropped).lstrip(), theirs.lstrip()
-        ours, theirs = (without_thought(one, self._family.thoughts) for one in (ours, theirs))
+        ours, theirs = (strip_empty_thought(one, self._family.thoughts) for one in (ours, theirs))
         return self._same("conversation", ours, theirs)
 
     def _appends(self) -> bool:
@@ -202,13 +198,13 @@ class Comparison:
         opening, closing = GENERATED
         marked = "".join(part.partition(closing)[0] for part in text.split(opening)[1:])
         ours, theirs = (
-            without_thought(one, self._family.thoughts).strip() for one in (self._wrote(calls).text, marked)
+            strip_empty_thought(one, self._family.thoughts).strip() for one in (self._wrote(calls).text, marked)
         )
         return ours == theirs or self._same("mask", ours, theirs)
 
     def _skips_thoughts(self) -> bool:
         """Whether calls drafted in a thought are ignored, and one after it is read."""
-        body = self._chat.wrote("", [(TOOL.name, {"code": "print(1)"})]).text
+        body = self._chat.render_turn("", [(TOOL.name, {"code": "print(1)"})]).text
         for n, (opening, closing) in enumerate(self._family.thoughts):
             if n and self._family.opens_thought:
                 continue  # within a thought of the first kind, which stays open
@@ -229,7 +225,7 @@ class Comparison:
             try:
                 last = self._template.render([question, reply], opening=False)
                 more = self._template.render([question, reply, question])
-            except Refused:
+            except RenderError:
                 continue
             if "zqthought" in last:
                 return "zqthought" not in more

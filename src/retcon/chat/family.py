@@ -1,55 +1,53 @@
-"""What a family of models has in common: how messages are framed, how turns end, how calls are written and read."""
+"""Protocols of chat families: message framing, ends of turns, call syntax."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
-from retcon.chat.types import Answer, FoundCall, Piece, Told, words
+from retcon.chat.types import Answer, FoundCall, Piece, TextMessage, words
 from retcon.core.registry import InstanceRegistry
 from retcon.core.types import ToolSpec
 
-Written = tuple[str, Mapping[str, object] | str]
-"""A call as it is to be written: the tool's name, and its arguments, or the text that could not be read as such."""
+NamedCall = tuple[str, Mapping[str, object] | str]
+"""A call to write: the tool's name, and its arguments, or the text that could not be parsed."""
 
 
 @runtime_checkable
 class Framing(Protocol):
-    """A conversation in pieces. Each begins where the one before ended: what was sampled is never rendered again."""
+    """Renderer of a conversation in pieces: sampled text is never rendered again."""
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        """All that stands before the model's first turn, up to where that turn opens."""
-        ...
+    def render_prompt(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> list[Piece]:
+        """Render everything before the model's first turn, with its opening."""
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        """What follows the end of a turn with calls, up to where the next turn opens.
+    def render_results(self, answers: Sequence[Answer], messages: Sequence[TextMessage]) -> list[Piece]:
+        """Render what follows a turn with calls, with the next turn's opening.
 
-        told: the messages after the answers. A role that the model has no place for there becomes the user's.
+        messages: those after the answers. A role that the template does not support there becomes the user's.
         """
-        ...
 
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        """What follows the end of a turn without calls, up to where the next turn opens; tools: that are shown."""
-        ...
+    def render_messages(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        """Render what follows a turn without calls. tools: those that the template shows there."""
 
-    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
-        """What a turn begins with, after its opening, for what the model thought first; None: there is no place for it.
+    def render_thought(self, text: str, *, last: bool) -> list[Piece] | None:
+        """Render the reasoning that begins a turn; None where the template drops it.
 
-        text: "" for nothing thought. last: whether the conversation ends with the turn.
+        text: "" for no reasoning. last: whether the conversation ends with the turn.
         """
         return None if text else []
 
 
 @runtime_checkable
 class Family(Protocol):
-    """One family, in a file of its own under `retcon.chat.families`, or in yours, named `my_package.my_module:MINE`.
+    """A family of models with one syntax of calls.
 
     Messages are framed by the model's own template, else by `template`, or by the family where it is a `Framing`, too.
+    Shipped ones are modules of `retcon.chat.families`; yours is `my_package.my_module:MINE`.
     """
 
     name: str
     marks: tuple[str, ...] = ()
-    """What a template holds whose calls are not learnt but read and written by this family."""
+    """Strings that identify a template as this family's."""
     tokens: tuple[str, ...] = ()
     """Control tokens by which a tokenizer without a template is of this family."""
     template: str = ""
@@ -71,7 +69,7 @@ class Family(Protocol):
     labels_calls: bool = False
     """Whether an observation must name its call as the model did."""
     thoughts: tuple[tuple[str, str], ...] = ()
-    """What stands before and after what a model thinks."""
+    """Markers before and after reasoning."""
     opens_thought: bool = False
     """Whether the prompt opens the first kind of thought."""
     parallel: bool = True
@@ -82,42 +80,39 @@ class Family(Protocol):
     """Whether calls are written without control tokens."""
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        """The calls in a turn's text, in order, in time in proportion to its length. Never raises on account of it.
+        """Find the calls in a turn's text, in order, in linear time; never raises.
 
         The first call's `char` is where all that belongs to calls begins, so that a turn can be cut there.
         """
-        ...
 
-    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
-        """The call, with arguments of the types that its tool's schema says, where its writing does not say them."""
+    def cast_arguments(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+        """Cast arguments to the schema's types where the syntax has only text."""
         return call
 
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        """A whole turn as a model of the family writes it, without its end."""
-        ...
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
+        """Render a whole turn as the model writes it, without its end."""
 
-    def end_of(self, calls: Sequence[Written]) -> str:
-        """The control token that ends such a turn."""
+    def end_of(self, calls: Sequence[NamedCall]) -> str:
+        """Return the control token that ends a turn with these calls."""
         return self.ends[0]
 
-    def shown(self, text: str) -> str:
-        """What a user is shown of a turn's text, or of how one begins: what is no framing of messages within it."""
+    def visible_text(self, text: str) -> str:
+        """Return a turn's text, or a beginning, without framing of messages."""
         return text
 
     def observations_in(self, text: str) -> list[str]:
-        """What tools answered in a conversation of this family that is text, in order."""
-        ...
+        """Return the tools' answers in a conversation's text, in order."""
 
 
-def with_system(messages: Sequence[Told], shown: str) -> Sequence[Told]:
-    """The messages, with `shown` after what the system says."""
+def append_system(messages: Sequence[TextMessage], shown: str) -> Sequence[TextMessage]:
+    """Append `shown` to the system message, or add one."""
     if messages and messages[0][0] == "system":
         return [("system", f"{messages[0][1]}\n\n{shown}"), *messages[1:]]
     return [("system", shown), *messages]
 
 
-def joined(text: str, calls: Iterable[str]) -> list[Piece]:
-    """Words and calls, each on lines of its own."""
+def join_lines(text: str, calls: Iterable[str]) -> list[Piece]:
+    """Join words and calls by newlines."""
     return [words("\n".join([text] * bool(text) + list(calls)))]
 
 
@@ -125,25 +120,15 @@ AUTO = "auto"
 FAMILIES = InstanceRegistry("chat_family", besides=(AUTO,), base=Family)  # type: ignore[type-abstract]
 
 
-def names() -> tuple[str, ...]:
-    """The names of the families in alphabetical order."""
-    return FAMILIES.names
-
-
-def named(style: str) -> Family:
-    """The family of a name or import path. Raises RecipeError."""
-    return FAMILIES.find(style)
-
-
-def shipped_family(template: str) -> Family | None:
-    """The family whose own template this is, or whose marks all stand in it, if any."""
+def family_of_template(template: str) -> Family | None:
+    """Return the family with this template, or with its marks."""
     families = FAMILIES.all()
     own = [family for family in families if template and family.template == template]
     marked = [family for family in families if family.marks and all(mark in template for mark in family.marks)]
     return next(iter([*own, *marked]), None)
 
 
-def recognised(tokens: Collection[str]) -> Family | None:
-    """The family whose control tokens a tokenizer without a template has, if any."""
+def family_of_tokens(tokens: Collection[str]) -> Family | None:
+    """Return the family whose control tokens a tokenizer has."""
     own = (family for family in FAMILIES.all() if family.tokens and all(token in tokens for token in family.tokens))
     return next(own, None)

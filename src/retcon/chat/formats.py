@@ -1,4 +1,4 @@
-"""How a model writes tool calls, learnt from what its chat template renders.
+"""Syntax of a model's tool calls, learnt from its chat template.
 
 A template is asked to render conversations that differ in one thing: a call, its name, one argument, a second call,
 words before it. What differs in the text says where calls begin and end, where name and arguments stand, and in which
@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from retcon.chat.jsons import as_json, read_arguments, read_value, space_end
-from retcon.chat.thoughts import THOUGHTS, spoken
+from retcon.chat.thoughts import THOUGHTS, calls_outside_thoughts
 from retcon.chat.types import FoundCall
 
 ID = "\ue010"
@@ -34,21 +34,21 @@ IDS = ("zqcallid1", "zqcallid2")
 _STYLES: tuple[dict[str, Any], ...] = ({}, {"indent": 4}, {"indent": 2}, {"separators": (",", ":")})
 _NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
 UNREADABLE = 100
-"""A text with more calls that cannot be read is not read on."""
+"""Malformed calls after which a text is not read on."""
 CLOSINGS = 8
-"""Of those within the strings of a call that is Python."""
+"""Closing markers tried within the strings of a call in Python."""
 _UNMARKED = re.compile(r"(?:^[ \t]*|(?=<\|python_tag\|>))(?P<call>(?:<\|python_tag\|>\s*)?)(?=[\[{])", re.MULTILINE)
 """Where a call without a marker begins: a line, or the tag that Llama 3 may write before it."""
 _FILLER = re.compile(r"[\s,;]*")
 
 
 class UnknownFormat(ValueError):
-    """What a template renders for a call follows none of the known syntaxes; says where it differs."""
+    """A template's calls follow no known syntax."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments in tags: `opening` key `middle` value `closing`.
+    """Syntax of arguments in tags: `opening` key `middle` value `closing`.
 
     middle_other: before a value that is no string. cdata: characters for which a string stands in CDATA.
     """
@@ -62,7 +62,7 @@ class Arguments:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """Syntax of the calls of one model.
+    """Syntax of one model's calls.
 
     syntax: `object` (JSON that holds name and arguments), `named` (a name, then JSON), `tags` (a name, then arguments
     in tags) or `python` (`name(key=value)`). A turn's calls are `begin`, then for each `opening`, the call, `closing`,
@@ -93,11 +93,11 @@ class CallFormat:
     """An object as the template wrote it, of which `written_object` takes keys and style; the quote of `python`."""
 
     def find_calls(self, text: str) -> Iterator[tuple[FoundCall, int]]:
-        """The calls in a text and where each ends, in order. Malformed ones keep their text as arguments."""
+        """Find the calls in a text with their ends; malformed ones keep their text."""
         return _Reader(self, text).calls()
 
     def written_object(self, name: str, arguments: Mapping[str, object], n: int, label: str) -> str:
-        """The JSON of a call, the n-th of its turn, as the template writes it."""
+        """Render a call, the n-th of its turn, as the template's JSON."""
         if not self.probe:
             return as_json({"name": name, "arguments": arguments})
         value = _filled(read_value(self.probe, 0)[0], name, arguments, n, label)
@@ -111,13 +111,13 @@ class CallFormat:
 
     @cached_property
     def anchors(self) -> tuple[str, ...]:
-        """What stands before a call, the first of a turn first, without brackets and space around it."""
+        """Markers before a call, without brackets and space; a turn's first comes first."""
         markers = (self.begin + self.opening, self.opening)
         return tuple(dict.fromkeys(one for marker in markers if (one := marker.strip().rstrip("[,").strip())))
 
     @cached_property
     def head(self) -> re.Pattern[str]:
-        """A call's marker, and its name where that stands before its arguments; `call`: where the call begins."""
+        """Pattern of a call's marker, `call`, and of a name after it."""
         if self.syntax in ("object", "python"):
             return re.compile("(?P<call>" + "|".join(map(re.escape, self.anchors)) + ")") if self.anchors else _UNMARKED
         markers = [self.begin + self.opening, self.opening]
@@ -132,20 +132,20 @@ class CallFormat:
 
     @cached_property
     def inner(self) -> str:
-        """The tag of a function, where another stands around it."""
+        """Inner tag of a function, where another encloses it."""
         inside = self.tags and NAMED not in self.opening and "<" in self.opening[1:]
         return self.opening[self.opening.rindex("<") :] if inside else ""
 
     @cached_property
     def closer(self) -> re.Pattern[str] | None:
-        """What ends a call, or all calls of a turn: where a malformed one is over."""
+        """Pattern of the end of a call, or of a turn's calls."""
         text = self.closing.strip().lstrip("]>}").strip() or self.end.strip().lstrip("]>}").strip()
         if text and (tag := re.search(r"<[^<>]*>\Z", text)) and tag.start():
             return re.compile(f"(?:{_flex(text[: tag.start()])})?{_flex(tag[0])}")
         return re.compile(_flex(text)) if text else None
 
     def call_of(self, value: object, raw: str, char: int) -> FoundCall | None:
-        """The call that an object says; None where it says none."""
+        """Return the call that an object holds, if any."""
         if not isinstance(value, dict):
             return None
         label = next((str(value[key]) for key in ("id", "tool_call_id", "call_id") if key in value), "")
@@ -163,7 +163,7 @@ class CallFormat:
 
     @cached_property
     def tag_patterns(self) -> tuple[re.Pattern[str], str, str]:
-        """An argument's opening; what follows a value's closing: another argument's opening, or the call's end."""
+        """Patterns: an argument's opening, the text after its closing, the call's end."""
         tags = self.tags
         assert tags is not None
         middle = _flex(tags.middle.rstrip()) if tags.middle == tags.middle_other else _typed_middle(tags)
@@ -177,14 +177,14 @@ class CallFormat:
         return argument, rf"(?:\s*{opening}\S|\s*{end})", end
 
 
-def unread(raw: str, char: int) -> FoundCall:
-    """A call that cannot be read, by the name that stands in it, if any."""
+def malformed_call(raw: str, char: int) -> FoundCall:
+    """Return a malformed call, by the name in its text, if any."""
     found = _NAME.search(raw)
     return FoundCall(found[1] if found else "python", raw, char)
 
 
-class Places:
-    """Where a pattern matches, found once however often it is asked."""
+class MatchIndex:
+    """Index of a pattern's matches in a text."""
 
     def __init__(self, pattern: re.Pattern[str], text: str) -> None:
         self._all = list(pattern.finditer(text))
@@ -196,23 +196,23 @@ class Places:
 
 
 class _Reader:
-    """Reads the calls of one text, in time in proportion to its length."""
+    """Parser of the calls of one text, in linear time."""
 
     def __init__(self, form: CallFormat, text: str) -> None:
         self._form, self._text = form, text
-        self._heads = Places(form.head, text)
-        self._closers = Places(form.closer, text) if form.closer else None
+        self._heads = MatchIndex(form.head, text)
+        self._closers = MatchIndex(form.closer, text) if form.closer else None
         self._read = {"object": self._objects, "python": self._python}.get(form.syntax, self._named)
 
     def calls(self) -> Iterator[tuple[FoundCall, int]]:
-        at, unread = 0, 0
-        while unread < UNREADABLE and (head := self._heads.first(at)) is not None:
+        at, malformed = 0, 0
+        while malformed < UNREADABLE and (head := self._heads.first(at)) is not None:
             found, at = self._read(head)
-            unread += not found or isinstance(found[-1].arguments, str)
+            malformed += not found or isinstance(found[-1].arguments, str)
             yield from ((call, at) for call in found)
 
     def _malformed(self, head: re.Match[str], call: Callable[[str], FoundCall]) -> tuple[list[FoundCall], int]:
-        """What cannot be read: up to its end, or prose where another call begins before that."""
+        """Return a malformed call up to its end, or nothing where another call begins before that."""
         following = self._heads.first(head.end())
         close = self._closers.first(head.end()) if self._closers else None
         stop, end = close.span() if close else (len(self._text), len(self._text))
@@ -223,7 +223,7 @@ class _Reader:
         return [call(self._text[head.end() : stop].strip())], end
 
     def _objects(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
-        """JSON values one after the other, or in a list."""
+        """Read JSON values one after the other, or in a list."""
         form, text = self._form, self._text
         calls: list[FoundCall] = []
         char, at, inside = _begin(head), head.end(), False
@@ -250,10 +250,10 @@ class _Reader:
         if not form.anchors:
             return [], head.end() + 1  # prose
         listed = "[" if (form.begin + form.opening).rstrip().endswith("[") else ""
-        return self._malformed(head, lambda raw: unread(raw.removeprefix(listed).strip(), _begin(head)))
+        return self._malformed(head, lambda raw: malformed_call(raw.removeprefix(listed).strip(), _begin(head)))
 
     def _values(self, at: int) -> tuple[list[tuple[Any, int, int]], int] | None:
-        """The values of a list, or one value, with where they stand; and where they end.
+        """Read the values of a list, or one value, with their spans; return them and their end.
 
         A list may end with a comma, and need not be closed where the turn or its calls end.
         """
@@ -284,7 +284,7 @@ class _Reader:
             return self._objects(head)
         label = next((v for k, v in head.groupdict().items() if k.startswith("label") and v), "")
         if form.numbered and not label:  # the model itself names the call by what stands around its name
-            label = _written_id(head[0], head["name"])
+            label = "".join(re.findall(rf"[\w.]*{re.escape(head['name'])}:\d+", head[0])[:1])
         whole = self._tagged(head.end()) if form.tags else self._json_arguments(head.end())
         if whole is not None:
             return [FoundCall(head["name"], whole[0], char, label)], whole[1]
@@ -325,7 +325,7 @@ class _Reader:
         return None if done is None else (values, done.end())
 
     def _python(self, head: re.Match[str]) -> tuple[list[FoundCall], int]:
-        """Calls as Python writes them, in a list or alone; what closes them may stand in their strings."""
+        """Read calls in Python, in a list or alone; their strings may hold the closing marker."""
         text, char = self._text, _begin(head)
         begin, at = head.end(), head.end()
         for _ in range(CLOSINGS):
@@ -343,7 +343,7 @@ class _Reader:
                 break
         if not self._form.anchors:
             return [], head.end() + 1
-        return self._malformed(head, lambda raw: unread(raw, char))
+        return self._malformed(head, lambda raw: malformed_call(raw, char))
 
 
 FUNCTION = "<function="
@@ -355,17 +355,17 @@ TAGGED = CallFormat(
 
 
 def find_tagged(text: str) -> Iterator[FoundCall]:
-    """Calls as `<tool_call><function=NAME><parameter=NAME>…</parameter></function></tool_call>`, arguments all text."""
-    return iter(spoken(text, TAGGED.find_calls(text), THOUGHTS, opened=False))
+    """Find calls in Qwen3-Coder's `<function=NAME><parameter=NAME>` tags; arguments stay text."""
+    return calls_outside_thoughts(text, TAGGED.find_calls(text), THOUGHTS, opened=False)
 
 
 def _begin(head: re.Match[str]) -> int:
-    """Where a call begins."""
+    """Return where a call begins."""
     return max(head.start(), head.start("call"))
 
 
 def _filled(probe: Any, name: str, arguments: Mapping[str, object], n: int, label: str) -> Any:
-    """An object of a probe with another call's name, arguments, number and id."""
+    """Fill a probe's object with another call's name, arguments, number and id."""
     if isinstance(probe, dict):
         if probe == {KEYS[0]: VALUES[0]}:
             return dict(arguments)
@@ -383,7 +383,7 @@ def _filled(probe: Any, name: str, arguments: Mapping[str, object], n: int, labe
 
 
 def read_python(source: str) -> list[tuple[str, dict[str, object]]]:
-    """Names and arguments of the calls in a list of Python, or of one.
+    """Parse names and arguments of Python calls, in a list or alone.
 
     Raises SyntaxError, ValueError, RecursionError, MemoryError.
     """
@@ -398,16 +398,11 @@ def _python_call(node: ast.expr) -> tuple[str, dict[str, object]]:
 
 
 class _Literals(ast.NodeTransformer):
-    """Reads JSON's words for constants as Python's."""
+    """Transformer of JSON's constants to Python's."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         known = {"true": True, "false": False, "null": None}
         return ast.Constant(known[node.id]) if node.id in known else node
-
-
-def _written_id(head: str, name: str) -> str:
-    found = re.search(rf"[\w.]*{re.escape(name)}:\d+", head)
-    return found[0] if found else ""
 
 
 def from_json(raw: str) -> object:
@@ -418,9 +413,9 @@ def from_json(raw: str) -> object:
 
 
 def read_quoted(text: str, at: int, quote: str) -> tuple[Any, int]:
-    """The value at `at`, whose strings stand between `quote` and whose keys are bare, and where it ends.
+    """Read the value at `at`, with strings between `quote`, and its end.
 
-    Raises ValueError, RecursionError.
+    Keys are bare. Raises ValueError, RecursionError.
     """
     token = rf"{re.escape(quote)}(.*?){re.escape(quote)}|([^\s{{}}\[\],:]+)(?=\s*:)|([{{}}\[\],:])|[^{{}}\[\],:]+"
     parts, depth = "", 0
@@ -437,7 +432,7 @@ def read_quoted(text: str, at: int, quote: str) -> tuple[Any, int]:
 
 
 def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:
-    """A pattern of a marker: space in any amount, an id where one stood, numbers where calls are counted."""
+    """Return a pattern of a marker with any space, id and, where calls are counted, number."""
     out: list[str] = []
     for part in re.split(rf"(\s+|{ID}|{KEY}|{NAMED}|\d+|(?<=[>\w])(?=<))", text):
         if not part:
@@ -457,17 +452,17 @@ def _flex(text: str, label: str = "", *, numbers: bool = False) -> str:
 
 
 def first_tag(text: str) -> str:
-    """The tag that a text begins with."""
+    """Return the tag that a text begins with."""
     return found[0] if (found := re.match(r"<[^<>\s]+>|\[[A-Z_]+\]", text)) else ""
 
 
 def _optional(space: str) -> str:
-    """Space that belongs to a marker, where it is there; what is beyond it belongs to the value."""
+    """Return a pattern of optional space; space beyond it belongs to the value."""
     return f"(?:{re.escape(space)})?" if space else ""
 
 
 def _typed_middle(tags: Arguments) -> str:
-    """Between key and value where that names the value's type."""
+    """Return the pattern between key and value that may name the value's type."""
     one, other = tags.middle, tags.middle_other
     head = common_start(one, other)
     tail = common_end(one[len(head) :], other[len(head) :])
@@ -475,16 +470,16 @@ def _typed_middle(tags: Arguments) -> str:
 
 
 def common_end(one: str, other: str) -> str:
-    """What both texts end with."""
+    """Return the common suffix of two texts."""
     return common_start(one[::-1], other[::-1])[::-1]
 
 
 def common_start(one: str, other: str) -> str:
-    """What both texts begin with."""
+    """Return the common prefix of two texts."""
     n = next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:n]
 
 
 def whole_tags(text: str) -> str:
-    """The text without the beginning of a tag at its end."""
+    """Strip the beginning of a tag from a text's end."""
     return text[: match.start()] if (match := re.search(r"[<\[][^<>\[\]\s]{0,24}\Z", text)) else text

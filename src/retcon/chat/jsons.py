@@ -12,12 +12,12 @@ _SPACE = re.compile(r"\s*")
 
 
 def as_json(value: Mapping[str, object]) -> str:
-    """On one line, letters as they are."""
+    """Dump on one line, without ASCII escapes."""
     return json.dumps(dict(value), ensure_ascii=False)
 
 
 def read_value(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start`, after space, and where it ends.
+    """Read the JSON value at `start`, after space; return it and its end.
 
     Its errors count the lines of the whole text: a reader of many values stops after some errors.
     Raises ValueError, RecursionError; also for what no JSON file can hold again (NaN, 1e999, lone surrogates).
@@ -30,7 +30,7 @@ def read_value(text: str, start: int) -> tuple[Any, int]:
 
 
 def read_all(text: str) -> Any:
-    """The JSON value that `text` is, None where it is none."""
+    """Parse `text` as one JSON value, else return None."""
     try:
         value = _DECODER.decode(text)
         json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -40,7 +40,7 @@ def read_all(text: str) -> Any:
 
 
 def read_arguments(value: object) -> dict[str, object] | None:
-    """Arguments, which may be a string that itself holds the object; None where they are no object."""
+    """Return arguments, also from a string of JSON; None if not an object."""
     if isinstance(value, str):
         value = read_all(value)
     return value if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Families that are data: the syntax of calls, and what stands around turns; learnt from a template, or shipped."""
+"""Chat families as data: syntax of calls and of turns, learnt or shipped."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from retcon.chat import markdown
-from retcon.chat.family import Family, Written, joined, with_system
+from retcon.chat.family import Family, NamedCall, append_system, join_lines
 from retcon.chat.formats import CDATA, CDATA_END, ID, KEY, NAMED, CallFormat
 from retcon.chat.jsons import as_json, read_all
-from retcon.chat.template import Templated
-from retcon.chat.thoughts import THOUGHTS, spoken
-from retcon.chat.types import Answer, FoundCall, Piece, Told, glue, words
+from retcon.chat.template import TemplateFraming
+from retcon.chat.thoughts import THOUGHTS, calls_outside_thoughts
+from retcon.chat.types import Answer, FoundCall, Piece, TextMessage, glue, words
 from retcon.core.types import ToolSpec
 
 _WORDS = "zqwords"
@@ -20,10 +20,10 @@ _WORDS = "zqwords"
 
 @dataclass(frozen=True)
 class LearnedFamily(Family):
-    """Implements `Family` by the format of its calls.
+    """Family given by the format of its calls.
 
     call_end: the control token that ends a turn with calls, where that is another. before_words, after_words: around
-    the words of a turn. observed_between: what stands before and after an observation.
+    the words of a turn. observed_between: before and after an observation.
     """
 
     format: CallFormat
@@ -55,26 +55,26 @@ class LearnedFamily(Family):
         return self.format.readable
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        return iter(spoken(text, self.format.find_calls(text), self.thoughts, opened=self.opens_thought))
+        return calls_outside_thoughts(text, self.format.find_calls(text), self.thoughts, opened=self.opens_thought)
 
-    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
+    def cast_arguments(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
         return typed_arguments(call, tools) if self.format.syntax == "tags" else call
 
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
         pieces = [glue(self.before_words), words(text)] if text else []
         pieces += self._calls(calls, after_words=bool(text)) if calls else [glue(self.after_words)]
         if self.calls_are_text:
             return [words("".join(piece.text for piece in pieces))]
         return [piece for piece in pieces if piece.text]
 
-    def end_of(self, calls: Sequence[Written]) -> str:
+    def end_of(self, calls: Sequence[NamedCall]) -> str:
         return self.call_end or self.ends[0] if calls else self.ends[0]
 
     def observations_in(self, text: str) -> list[str]:
         before, after = map(re.escape, self.observed_between)
         return re.findall(f"{before}(.*?){after}", text, re.DOTALL) if before and after else []
 
-    def _calls(self, calls: Sequence[Written], *, after_words: bool) -> list[Piece]:
+    def _calls(self, calls: Sequence[NamedCall], *, after_words: bool) -> list[Piece]:
         form, first = self.format, calls[0][0]
         pieces = [glue((form.after_words if after_words else form.begin).replace(NAMED, first))]
         for n, (name, arguments) in enumerate(calls):
@@ -114,7 +114,7 @@ class LearnedFamily(Family):
 
 
 def _quoted(value: object, quote: str) -> Iterator[Piece]:
-    """A value with `quote` around its strings and with bare keys."""
+    """Render a value with `quote` around its strings and with bare keys."""
     if isinstance(value, str):
         yield from (glue(quote), words(value), glue(quote))
     elif isinstance(value, Mapping | list):
@@ -129,13 +129,12 @@ def _quoted(value: object, quote: str) -> Iterator[Piece]:
 
 
 def as_json_value(value: object) -> str:
-    """A value as JSON on one line."""
+    """Dump a value as JSON on one line."""
     return as_json({"": value})[5:-1]
 
 
 def typed_arguments(call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
-    """The call with arguments of the types in its tool's schema: what is no string there is read as JSON, or as Python
-    writes it; what cannot be read so stays text."""
+    """Parse arguments as JSON or Python where their schema wants no string."""
     spec = next((tool for tool in tools if tool.name == call.name), None)
     known = spec.parameters.get("properties") if spec is not None else None
     if isinstance(call.arguments, str) or not isinstance(known, Mapping):
@@ -161,7 +160,7 @@ _JSON_TYPES = {bool: {"boolean"}, int: {"integer", "number"}, float: {"number"},
 
 
 def _kinds(schema: object) -> set[str]:
-    """The JSON types that a schema takes, as far as it says so."""
+    """Return the JSON types that a schema allows, as far as it names them."""
     if not isinstance(schema, Mapping):
         return set()
     kinds = schema.get("type", ())
@@ -176,23 +175,16 @@ def _kinds(schema: object) -> set[str]:
 
 
 class CodeBlocks(LearnedFamily):
-    """A model whose template shows no tools: calls are Markdown blocks of Python, which a system prompt explains."""
+    """Family with Markdown blocks of Python as calls, explained by a prompt."""
 
     names_calls = False
 
-    @property
-    def labels_calls(self) -> bool:  # type: ignore[override]
-        return False
-
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         body = text.removesuffix(self.after_words)
-        return iter(spoken(body, markdown.find_blocks(body), self.thoughts, opened=self.opens_thought))
+        return calls_outside_thoughts(body, markdown.find_blocks(body), self.thoughts, opened=self.opens_thought)
 
-    def typed(self, call: FoundCall, tools: Sequence[ToolSpec]) -> FoundCall:
-        return call
-
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        return [glue(self.before_words), *joined(text, (_block(*call) for call in calls)), glue(self.after_words)]
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
+        return [glue(self.before_words), *join_lines(text, (_block(*call) for call in calls)), glue(self.after_words)]
 
 
 def _block(name: str, arguments: Mapping[str, object] | str) -> str:
@@ -209,30 +201,23 @@ EXPLAINED = (
 OUTPUT, OUTPUT_END = "```output\n", "\n```"
 
 
-class CodeBlockFraming:
-    """Implements `Framing`: messages as the template has them; observations are blocks in a message of the user's."""
+class CodeBlockFraming(TemplateFraming):
+    """Framing by a template, with observations as blocks in a user's message."""
 
-    def __init__(self, framing: Templated) -> None:
-        self._framing = framing
+    def messages(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> Sequence[TextMessage]:
+        """Return the messages as the template gets them."""
+        return self.place_system(append_system(messages, EXPLAINED) if tools else messages)
 
-    def messages(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> Sequence[Told]:
-        """The messages as the template gets them."""
-        return self._framing.placed(with_system(messages, EXPLAINED) if tools else messages)
+    def render_prompt(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> list[Piece]:
+        return super().render_prompt(self.messages(messages, tools), ())
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        return self._framing.opened(self.messages(messages, tools), ())
-
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        first, *rest = self._framing.answered([("user", _WORDS), *told])
-        pieces = [first, *rest]
+    def render_results(self, answers: Sequence[Answer], messages: Sequence[TextMessage]) -> list[Piece]:
+        pieces = self.render_messages([("user", _WORDS), *messages])
         at = next(n for n, piece in enumerate(pieces) if piece.sort == "words")
         blocks: list[Piece] = []
         for n, answer in enumerate(answers):
             blocks += [glue(("\n" if n else "") + OUTPUT), Piece("observation", answer.text), glue(OUTPUT_END)]
         return [*pieces[:at], *blocks, *pieces[at + 1 :]]
 
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        return self._framing.answered(told)
-
-    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
-        return self._framing.thought(text, last=last)
+    def render_messages(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        return super().render_messages(messages)

@@ -1,4 +1,4 @@
-"""Learn from a chat template how a model writes calls, and check what was learnt."""
+"""Learn the syntax of calls from a chat template, and check it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from retcon.chat.chat import Chat
-from retcon.chat.checks import ChatCheck, check_chat
+from retcon.chat.checks import ChatCheck, Comparison
 from retcon.chat.formats import (
     CDATA,
     ID,
@@ -30,8 +30,8 @@ from retcon.chat.formats import (
 )  # fmt: skip
 from retcon.chat.jsons import read_value
 from retcon.chat.learned import OUTPUT, OUTPUT_END, CodeBlockFraming, CodeBlocks, LearnedFamily
-from retcon.chat.template import DIALECTS, PROBED, ROLES, Refused, Template, Templated, called, message
-from retcon.chat.thoughts import THOUGHTS, before_thought, without_thought
+from retcon.chat.template import DIALECTS, PROBED, ROLES, RenderError, Template, TemplateFraming, message, tool_call
+from retcon.chat.thoughts import THOUGHTS, strip_empty_thought, strip_opened_thought
 from retcon.chat.types import REASONING, Answer, Tokenizer
 from retcon.core.errors import RecipeError
 from retcon.core.types import ToolSpec
@@ -44,12 +44,12 @@ _PROBE = ToolSpec(
 )
 _ONE = {KEYS[0]: VALUES[0]}
 _TAG = r"[<\[][^<>\[\]]*[>\]][^\s<>\[\]]*"
-"""A tag, and a word after it."""
+"""Pattern of a tag and a word after it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """A chat by a template, how it was checked, and why its calls are code blocks, if they are."""
+class LearnedChat:
+    """Chat by a template, its check, and any reason for code blocks."""
 
     chat: Chat
     check: ChatCheck
@@ -57,55 +57,55 @@ class Learned:
 
 
 class _Turns:
-    """Renders the turns that learning compares."""
+    """Renderer of the turns that learning compares."""
 
     def __init__(self, template: Template) -> None:
         self._template = template
         self.thoughts = _thoughts(template)
         self._opened = template.render([message("user", _QUESTION)], [_PROBE.as_function()])
-        followed = said = self._conversation(_WORDS, ())
+        followed = shown = self._conversation(_WORDS, ())
         try:
             reply = [message("user", _QUESTION), message("assistant", _WORDS)]
             last = template.render(reply, [_PROBE.as_function()], opening=False)
-            said = last if _WORDS in last else said
-        except Refused:
+            shown = last if _WORDS in last else shown
+        except RenderError:
             pass
         if _WORDS not in followed:
             raise UnknownFormat("the template leaves out what the assistant says")
-        before = said[: said.find(_WORDS)]
+        before = shown[: shown.find(_WORDS)]
         self.header = whole_tags(common_start(self._opened, before))
         if not self._opens_calls():
-            self.header = whole_tags(common_start(before_thought(self._opened, self.thoughts), before))
-        self.before_words = without_thought(before[len(self.header) :], self.thoughts)
+            self.header = whole_tags(common_start(strip_opened_thought(self._opened, self.thoughts), before))
+        self.before_words = strip_empty_thought(before[len(self.header) :], self.thoughts)
         self.answer_tail = followed[followed.find(_WORDS) + len(_WORDS) : followed.find(_AFTER)]
         self.opening_rest = self._opened[len(self.header) :]  # such as `<think>`
         self.shows_tools = _PROBE.description in self._opened
 
     def _opens_calls(self) -> bool:
-        """Whether a turn with a call begins as the prompt ends."""
+        """Return whether a turn with a call begins as the prompt ends."""
         try:
             return self._conversation("", [_ONE]).startswith(self.header)
         except UnknownFormat:
             return True
 
     def turn(self, *calls: Mapping[str, object], words: str = "") -> str:
-        """What stands in a turn with words and calls of these arguments, up to the first answer."""
+        """Render a turn with words and calls, up to the first answer."""
         whole = self._conversation(words, calls)
         if not whole.startswith(self.header):
             raise UnknownFormat("the template writes calls into a message of another kind than words")
-        body, found, _ = without_thought(whole[len(self.header) :], self.thoughts).partition(_RESULT)
+        body, found, _ = strip_empty_thought(whole[len(self.header) :], self.thoughts).partition(_RESULT)
         if not found:
             raise UnknownFormat("the template leaves out what a tool answers")
         return body
 
     def _conversation(self, words: str, calls: Sequence[Mapping[str, object]]) -> str:
-        made = [called(NAMES[n], arguments, IDS[n]) for n, arguments in enumerate(calls)]
+        made = [tool_call(NAMES[n], arguments, IDS[n]) for n, arguments in enumerate(calls)]
         reply = message("assistant", words) | ({"tool_calls": made} if made else {})
         results = [message("tool", _RESULT, NAMES[n], IDS[n]) for n in range(len(calls))]
         messages = [message("user", _QUESTION), reply, *(results or [message("user", _AFTER)])]
         try:
             return self._template.render(messages, [_PROBE.as_function()], opening=bool(calls))
-        except Refused as error:
+        except RenderError as error:
             raise UnknownFormat(str(error)) from error
 
 
@@ -115,7 +115,7 @@ _Find = Callable[[str, int], _Span | None]
 
 
 def learn_format(turns: _Turns) -> CallFormat:
-    """The format of the calls that a template renders. Raises UnknownFormat."""
+    """Learn the format of the calls that a template renders. Raises UnknownFormat."""
     one = turns.turn(_ONE)
     if span := _object_span(one, 0):
         found = one[slice(*span)]
@@ -144,7 +144,7 @@ def learn_format(turns: _Turns) -> CallFormat:
 def _format(
     turns: _Turns, syntax: Literal["object", "named", "tags", "python"], find: _Find, follows: str, **about: Any
 ) -> CallFormat:
-    """What stands around calls, by turns with one, with two, and with words before. follows: an opening."""
+    """Learn the text around calls from turns with one, two, and words before. follows: an opening."""
     one, between = turns.turn(_ONE), None
     try:
         two = turns.turn(_ONE, _ONE)
@@ -158,7 +158,7 @@ def _format(
     if between is not None:
         pre, tail = opening, closing
         closing = whole_tags(common_start(tail, between))
-        opening = _tags_after(common_end(pre, between[len(closing) :]))
+        opening = re.sub(r"\A[^<>\[\]{}(]*[>\]]", "", common_end(pre, between[len(closing) :]))  # whole tags
         begin, end_of_all = pre[: len(pre) - len(opening)], tail[len(closing) :]
         between = between[len(closing) : len(between) - len(opening)]
     return CallFormat(
@@ -168,7 +168,7 @@ def _format(
 
 
 def _after_words(turns: _Turns, begin: str, opening: str, between: str, follows: str) -> str:
-    """What stands between a turn's words and its first call's opening; as without words where a turn has none."""
+    """Return the text between a turn's words and its first call's opening."""
     marked = (begin + opening).strip().rstrip("[,").strip()
     alone = begin if marked else f"\n{begin.lstrip()}"  # a call without a marker begins a line
     if turns.before_words:  # words are a message of their own
@@ -190,13 +190,8 @@ def _marked(text: str) -> str:
     return text
 
 
-def _tags_after(text: str) -> str:
-    """The text without the end of a tag at its beginning."""
-    return text[match.end() :] if (match := re.match(r"[^<>\[\]{}(]*[>\]]", text)) else text
-
-
 def _values(text: str, start: int = 0) -> list[tuple[Any, int, int]]:
-    """The JSON objects in a text, with where each begins and ends."""
+    """Find the JSON objects in a text, with where each begins and ends."""
     found = []
     for match in re.finditer(r"\{", text[start:]):
         try:
@@ -208,12 +203,12 @@ def _values(text: str, start: int = 0) -> list[tuple[Any, int, int]]:
 
 
 def _object_span(text: str, n: int) -> _Span | None:
-    """The outermost JSON object that holds a call's name and its arguments."""
+    """Find the outermost JSON object with a call's name and arguments."""
     return next(((begin, end) for value, begin, end in _values(text) if _keys(value, NAMES[n])), None)
 
 
 def _keys(value: Mapping[str, Any], name: str) -> tuple[str | None, str] | None:
-    """Keys of name and arguments in an object, also where both stand under another."""
+    """Find the keys of name and arguments in an object, also under `function`."""
     if list(value) == [name] and value[name] == _ONE:
         return None, ""
     for inner in (value, value.get("function")):
@@ -226,7 +221,7 @@ def _keys(value: Mapping[str, Any], name: str) -> tuple[str | None, str] | None:
 
 
 def _name_start(text: str, n: int) -> int:
-    """Where a call's name is, the last before its arguments: a marker may have it, too."""
+    """Find a call's name, the last before its arguments: a marker may have it, too."""
     arguments = text.find(KEYS[0], text.find(NAMES[n]))
     return text.rfind(NAMES[n], 0, arguments if arguments >= 0 else None)
 
@@ -276,7 +271,7 @@ def _tags_format(turns: _Turns) -> CallFormat:
 
 
 def _around_arguments(turns: _Turns, values: Sequence[object]) -> list[str]:
-    """What stands around keys and values, after the name, in a call with two arguments."""
+    """Return the texts around keys and values, after the name, of a call with two arguments."""
     text = turns.turn(dict(zip(KEYS, values, strict=True)))
     around, rest = [], text[_name_start(text, 0) + len(NAMES[0]) :]
     for one in (KEYS[0], str(values[0]), KEYS[1], str(values[1])):
@@ -289,12 +284,11 @@ def _around_arguments(turns: _Turns, values: Sequence[object]) -> list[str]:
 
 def learn_chat(
     template: Template, tokenizer: Tokenizer, ends: Sequence[str], *, system: str | None, tools: Sequence[ToolSpec]
-) -> Learned:
-    """The chat of a model by its template alone, checked against what the template renders.
+) -> LearnedChat:
+    """Learn a model's chat from its template, and check it against that.
 
-    Calls are as the template writes them; where it writes none, or none that can be read back, they are code blocks
-    which a system prompt explains. ends: control tokens that end a text by the model's own configuration. Raises
-    RecipeError, which says what of the template cannot be followed.
+    Calls are as the template writes them, or code blocks, explained in the system prompt, where it writes none that can
+    be parsed. ends: control tokens that end a text by the model's own configuration. Raises RecipeError.
     """
     reasons: dict[str, None] = {}
     for build in (_native_chat, _code_block_chat):
@@ -302,13 +296,13 @@ def learn_chat(
             template.dialect = dialect
             try:
                 chat = build(template, tokenizer, ends)
-                check = check_chat(chat, template)
-            except (UnknownFormat, Refused, RecipeError) as error:
+                check = Comparison(chat, template).run()
+            except (UnknownFormat, RenderError, RecipeError) as error:
                 reasons[str(error).replace(f"{template.where}: ", "")] = None
                 continue
             if check.trains:
                 asked = Chat(tokenizer, system=system, tools=tools, framing=chat.framing, family=chat.family)
-                return Learned(asked, check, next(iter(reasons)) if build is _code_block_chat else "")
+                return LearnedChat(asked, check, next(iter(reasons)) if build is _code_block_chat else "")
             reasons |= dict.fromkeys(check.differs)
     raise RecipeError(f"{template.where}: this chat template cannot be followed: {'; '.join([*reasons][:4])}")
 
@@ -326,11 +320,11 @@ def _native_chat(template: Template, tokenizer: Tokenizer, ends: Sequence[str]) 
     form = replace(form, end=cut) if form.parallel else replace(form, closing=cut)
     family = LearnedFamily(form, tuple(dict.fromkeys((answer_end, call_end))), call_end, **_about(turns, answer_end))
     family = replace(family, stops=tuple(end for end in ends if end not in family.ends))
-    pieces = Templated(template, family).observed([Answer(PROBED.name, _RESULT)], ())
+    pieces = TemplateFraming(template, family).render_results([Answer(PROBED.name, _RESULT)], ())
     at = next(n for n, piece in enumerate(pieces) if piece.sort == "observation")
     before, after = ("".join(piece.text for piece in some) for some in (pieces[:at], pieces[at + 1 :]))
     family = replace(family, observed_between=(before[-24:], after[:24]))
-    return Chat(tokenizer, framing=Templated(template, family), family=family)
+    return Chat(tokenizer, framing=TemplateFraming(template, family), family=family)
 
 
 def _code_block_chat(template: Template, tokenizer: Tokenizer, ends: Sequence[str]) -> Chat:
@@ -338,11 +332,11 @@ def _code_block_chat(template: Template, tokenizer: Tokenizer, ends: Sequence[st
     end = _end_of_turn(turns, turns.answer_tail, tokenizer, ends)
     form, stops = CallFormat("object", "", "", "", "", ""), tuple(one for one in ends if one != end)
     family = CodeBlocks(form, (end,), observed_between=(OUTPUT, OUTPUT_END), stops=stops, **_about(turns, end))
-    return Chat(tokenizer, framing=CodeBlockFraming(Templated(template, family, ROLES[:3])), family=family)
+    return Chat(tokenizer, framing=CodeBlockFraming(template, family, ROLES[:3]), family=family)
 
 
 def _about(turns: _Turns, end: str) -> dict[str, Any]:
-    """What a family has of its turns alone. end: of a turn without calls."""
+    """Return a family's fields that depend on turns alone. end: of a turn without calls."""
     rest = turns.opening_rest.strip()
     opens = any(rest == opening for opening, _ in turns.thoughts)
     return {
@@ -354,9 +348,9 @@ def _about(turns: _Turns, end: str) -> dict[str, Any]:
 
 
 def _end_of_turn(turns: _Turns, tail: str, tokenizer: Tokenizer, ends: Sequence[str], written: str = "") -> str:
-    """The control token that ends a turn: one of the model's own, else the first, of those that do not stand in it.
+    """Return the control token that ends a turn: one of the model's own, else the first that the turn does not contain.
 
-    tail: what follows words or calls. written: what stands in the turn before that, with calls.
+    tail: the text after words or calls. written: the text of a turn with calls before that.
     """
     if own := [(tail.find(end), end) for end in ends if end and end in tail]:
         return min(own)[1]
@@ -368,13 +362,13 @@ def _end_of_turn(turns: _Turns, tail: str, tokenizer: Tokenizer, ends: Sequence[
 
 
 def _thoughts(template: Template) -> tuple[tuple[str, str], ...]:
-    """What a model thinks between: as the template shows reasoning, and as most models write it."""
+    """Return the markers of reasoning: those that the template shows, and the usual ones."""
     found = []
     for key in REASONING:
         reply = message("assistant", _WORDS) | {key: "zqthought"}
         try:
             text = template.render([message("user", _QUESTION), reply], opening=False)
-        except Refused:
+        except RenderError:
             continue
         before, thought, rest = text.partition("zqthought")
         between, words, _ = rest.partition(_WORDS)

@@ -13,26 +13,24 @@ _INDENT = re.compile(r"[ \t]*+(?:(?:[-*+]|\d{1,9}[.)])[ \t]++)*+")
 
 
 def find_calls(text: str, languages: str = LANGUAGES, *, indented: bool = False) -> Iterator[FoundCall]:
-    """The calls in a text; see `find_blocks`."""
+    """Find the calls in a text, by `find_blocks`."""
     return (call for call, _ in find_blocks(text, languages, indented=indented))
 
 
 def find_blocks(text: str, languages: str = LANGUAGES, *, indented: bool = False) -> Iterator[tuple[FoundCall, int]]:
-    """Every ```` ```python ```` block (also `py`, `python3`, in any case) is a call of `python` with its `code`.
+    """Find ```` ```python ```` blocks, as calls of `python` with their ends.
 
-    Each call comes with where its closing line ends. The opening fence may stand anywhere and ends its line. The block
-    ends at the first line that has nothing but at least as many backticks; backticks elsewhere in a line are code.
-    Other languages are no calls. An opening fence that is followed by another one before it is closed is prose. A block
-    that is never closed is a malformed call, up to the end of the text. languages: others that are calls, as a regular
-    expression. indented: a block that is indented as a whole, as in an item of a list, is read without that
-    indentation. A call is not: it may take the place of one that stood elsewhere.
+    The opening fence may stand anywhere and ends its line. The block ends at the first line of nothing but at least as
+    many backticks; backticks elsewhere are code. An opening fence followed by another one before it is closed is prose.
+    A block that is never closed is a malformed call, up to the end of the text. languages: those that are calls, as a
+    regular expression, in any case. indented: a block that is indented as a whole, as in an item of a list, is read
+    without that indentation. A call is not: it may replace one elsewhere.
     """
     openings = list(_opening(languages).finditer(text))
     for n, opening in enumerate(openings):
         start, limit = opening.end(), openings[n + 1].start() if n + 1 < len(openings) else len(text)
         # The closing line may follow the opening one at once, hence from the line end before the code; and it is looked
-        # for up to the next opening alone, as each search to the end would make many openings take long. `\Z` is there
-        # too, so that what stands right before the next opening has to be told apart.
+        # for up to the next opening alone, to stay linear. `\Z` matches there too, and is ruled out below.
         column = _column(text, opening) if indented else 0
         close = _closing(len(opening["fence"]), column).search(text, start - 1, limit)
         if close is not None and not close.end() == limit < len(text):
@@ -44,19 +42,19 @@ def find_blocks(text: str, languages: str = LANGUAGES, *, indented: bool = False
 
 
 def render_call(code: str) -> str:
-    """The block that `find_calls` reads back."""
+    """Render a block that `find_calls` reads back."""
     return f"```python\n{code}\n```"
 
 
 def _column(text: str, opening: re.Match[str]) -> int:
-    """Characters that the text of its line is indented by, the marks of lists among them."""
+    """Return the indentation of the line in characters, list marks among them."""
     line = text.rfind("\n", 0, opening.start()) + 1
     indent = _INDENT.match(text, line)
     return indent.end() - line if indent is not None else 0
 
 
 def _dedented(block: str, most: int) -> str:
-    """The lines before the last one, without the indentation that all have that are not blank, the last one too."""
+    """Return the lines before the last, without the indentation that all lines share."""
     *code, closing = block.split("\n")
     indents = {line[: -len(line.lstrip(" \t"))][:most] for line in (*code, closing) if line.strip()}
     indent = min(indents, key=len)

@@ -1,4 +1,4 @@
-"""The chat of a model folder."""
+"""Open the chat of a model folder."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from functools import cache
 from pathlib import Path
 
 from retcon.chat.chat import Chat
-from retcon.chat.checks import ChatCheck, check_chat
-from retcon.chat.family import AUTO, named, names, shipped_family
-from retcon.chat.learning import Learned, learn_chat
-from retcon.chat.template import Source, Template, Templated, default_template, read_template
+from retcon.chat.checks import ChatCheck, Comparison
+from retcon.chat.family import AUTO, FAMILIES, family_of_template
+from retcon.chat.learning import LearnedChat, learn_chat
+from retcon.chat.template import Source, Template, TemplateFraming, default_template, read_template
 from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import ToolSpec
 
 THINKING = "enable_thinking"
-"""What templates call the variable by which a model is told whether to think."""
+"""Template variable that switches reasoning."""
 KWARGS = "model.chat_template_kwargs"
-"""The key of a recipe under which a template's other variables are set."""
+"""Recipe key of a template's other variables."""
 NO_TEMPLATE = "the folder has no chat template"
 BLOCKS = "calls are written as ```python blocks, which the system prompt explains"
 
@@ -41,14 +41,13 @@ def open_chat(
     thinking: bool | None = None,
     variables: Mapping[str, object] | None = None,
 ) -> Chat:
-    """The chat of the model in a Hugging Face folder, by its tokenizer and, where style is `auto`, its own template.
+    """Open a Hugging Face folder's chat by its tokenizer and template.
 
-    `auto` learns from the template how calls are written, and checks it. A TaskWarning says where calls are code
-    blocks, since the template shows none that can be read back, and where its `{% generation %}` is not the loss mask.
-    style: a shipped family in its place. thinking: what a template is given as `enable_thinking`, nothing where None.
-    variables: others that it is given. Raises RecipeError where the template cannot be followed or does not ask for
-    what it is to be given, CheckpointError for files that cannot be read, lack a control token, or are of another model
-    (a tokenizer with more tokens than the model has), MissingExtra.
+    `auto` learns the syntax of calls from the template, and checks it. A TaskWarning says where calls are code blocks,
+    as the template shows none that can be parsed, and where its `{% generation %}` is not the loss mask. style: a
+    shipped family instead. thinking: the template's `enable_thinking`, not set where None. variables: its other
+    variables. Raises RecipeError where the template cannot be followed or lacks a variable, CheckpointError for files
+    that cannot be read, lack a control token, or are of another model (a tokenizer with more tokens), MissingExtra.
     """
     learned = check_folder(folder, style=style, system=system, tools=tools, thinking=thinking, variables=variables)
     if learned.why_blocks and tools:
@@ -72,11 +71,11 @@ def check_folder(
     tools: Sequence[ToolSpec] = (),
     thinking: bool | None = None,
     variables: Mapping[str, object] | None = None,
-) -> Learned:
-    """The chat of a model folder with what was checked of it; as `open_chat`, without the warning."""
+) -> LearnedChat:
+    """Open a folder's chat as `open_chat` does, with its check, without warnings."""
     tokenizer = load_tokenizer(folder)
     if isinstance(tokenizer, HubTokenizer):
-        _refuse_foreign(Path(folder), tokenizer)
+        _check_vocabulary(Path(folder), tokenizer)
     if style != AUTO:
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
     read = read_template(Path(folder))
@@ -84,7 +83,7 @@ def check_folder(
     _check_variables(folder, given, None if read is None else read.compiled(given))
     source = read or default_template(Path(folder), tokenizer.controls)
     if source is None:
-        known = f"set model.style to one of {', '.join(names())}, or add the model's chat_template.jinja"
+        known = f"set model.style to one of {', '.join(FAMILIES.names)}, or add the model's chat_template.jinja"
         raise RecipeError(f"{folder} has no chat template, and its tokenizer no token that ends a text: {known}")
     ends = _ends(Path(folder), source, tokenizer)
     learned = chat_by_template(source.compiled(given), tokenizer, ends, system=system, tools=tools)
@@ -92,9 +91,9 @@ def check_folder(
 
 
 def template_for(folder: str | Path, style: str) -> str:
-    """The chat template that a model folder needs once it is trained in a style; empty where it has its own."""
+    """Return the chat template to save with a trained model, if any."""
     if style != AUTO:
-        return named(style).template
+        return FAMILIES.find(style).template
     if read_template(Path(folder)) is not None:
         return ""
     source = default_template(Path(folder), load_tokenizer(folder).controls)
@@ -104,45 +103,45 @@ def template_for(folder: str | Path, style: str) -> str:
 def chat_by_template(
     template: Template, tokenizer: Tokenizer, ends: Sequence[str], *, system: str | None = None,
     tools: Sequence[ToolSpec] = (),
-) -> Learned:  # fmt: skip
-    """The chat of a model by its template, compared with it. ends: as in `learn_chat`. Raises RecipeError."""
-    family = shipped_family(template.text)
+) -> LearnedChat:  # fmt: skip
+    """Open a chat by its template, and check it. ends: as in `learn_chat`. Raises RecipeError."""
+    family = family_of_template(template.text)
     if family is None:
         return learn_chat(template, tokenizer, ends, system=system, tools=tools)
     if family.template == template.text:
         return _shipped(Chat(tokenizer, style=family.name, system=system, tools=tools))
-    framing = Templated(template, family)
-    check = check_chat(Chat(tokenizer, framing=framing, family=family), template)
+    framing = TemplateFraming(template, family)
+    check = Comparison(Chat(tokenizer, framing=framing, family=family), template).run()
     if not check.trains:
         raise RecipeError(f"{template.where}: this chat template cannot be followed: {'; '.join(check.differs[:2])}")
-    return Learned(Chat(tokenizer, system=system, tools=tools, framing=framing, family=family), check)
+    return LearnedChat(Chat(tokenizer, system=system, tools=tools, framing=framing, family=family), check)
 
 
 def _check_variables(folder: str | Path, given: Mapping[str, object], template: Template | None) -> None:
-    """Raises RecipeError for a variable that the model's template does not read."""
+    """Raise RecipeError for a variable that the model's template does not read."""
     known = set() if template is None else template.reads
     for name in given:
         if name not in known:
             key = f"model.thinking = '{'on' if given[name] else 'off'}'" if name == THINKING else f"{KWARGS}.{name}"
-            said = f"{folder} has no chat template" if template is None else f"{template.where} does not ask for {name}"
+            why = f"{folder} has no chat template" if template is None else f"{template.where} does not ask for {name}"
             read = f"; it asks for {', '.join(sorted(known))}" if known else ""
-            raise RecipeError(f"{key} would change nothing, as {said}{read}: leave it out")
+            raise RecipeError(f"{key} would change nothing, as {why}{read}: leave it out")
 
 
-def _shipped(chat: Chat) -> Learned:
-    """A chat whose framing is the family's own, which its tests compare with its template."""
+def _shipped(chat: Chat) -> LearnedChat:
+    """Return a shipped family's chat, which tests compare with its template."""
     check = ChatCheck(chat.family.name, renders=True, parses=True, parallel=True, observation=True, splice=True)
-    return Learned(chat, check)
+    return LearnedChat(chat, check)
 
 
 def _ends(folder: Path, source: Source, tokenizer: Tokenizer) -> list[str]:
-    """The control tokens that end a text by the model's own files, that of its tokenizer first."""
+    """Return the control tokens that end a text by the model's files, the tokenizer's first."""
     ends = [source.tokens["eos_token"]]
     for name in ("generation_config.json", "config.json"):
         try:
             found = json.loads((folder / name).read_text(encoding="utf-8")).get("eos_token_id")
         except (OSError, ValueError, AttributeError):
-            continue  # the loading of the weights says what is wrong with it
+            continue  # loading the weights reports it
         ends += [
             tokenizer.decode([i])
             for i in (found if isinstance(found, list) else [found])
@@ -151,13 +150,13 @@ def _ends(folder: Path, source: Source, tokenizer: Tokenizer) -> list[str]:
     return [end for end in dict.fromkeys(ends) if end in tokenizer.controls]
 
 
-def _refuse_foreign(folder: Path, tokenizer: HubTokenizer) -> None:
-    """Raises CheckpointError where the tokenizer has tokens that the model beside it does not know."""
+def _check_vocabulary(folder: Path, tokenizer: HubTokenizer) -> None:
+    """Raise CheckpointError where the tokenizer has more tokens than the model."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         known = (config.get("text_config") or config).get("vocab_size")
     except (OSError, ValueError, AttributeError):
-        return  # a tokenizer alone; whoever loads the model says what is wrong with it
+        return  # a tokenizer alone, or an error that loading the model reports
     if isinstance(known, int) and tokenizer.size > known:
         raise CheckpointError(
             f"{folder / 'tokenizer.json'} has {tokenizer.size:,} tokens and the model {known:,}: they are not of one "

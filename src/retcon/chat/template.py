@@ -1,8 +1,8 @@
-"""A model's own chat template, the Jinja in its folder, and conversations framed as it would frame them.
+"""Jinja chat templates of model folders, and conversations framed by them.
 
-The template is never given what was sampled. It is asked how it frames a conversation of placeholders; what stands
-between those is glue, what takes their place is encoded as plain text: nothing that a user or a tool writes can become
-a control token, and a turn costs what it adds.
+A template never sees sampled text. It renders a conversation of placeholders; the text between those is glue, and what
+takes their place is encoded as plain text: nothing that a user or a tool writes can become a control token, and a turn
+costs what it adds.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from retcon.chat.family import Family, Framing, recognised
-from retcon.chat.types import REASONING, Answer, Piece, Told, glue, words
+from retcon.chat.family import Family, Framing, family_of_tokens
+from retcon.chat.types import REASONING, Answer, Piece, TextMessage, glue, words
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
 from retcon.core.types import ToolSpec
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     import jinja2
 
 DATE = date(2024, 7, 26)
-"""What templates are told that today is: a run that is resumed tomorrow must have the same prompts."""
+"""Date given to templates: a run that is resumed tomorrow must have the same prompts."""
 
 MORE = "additional_chat_templates"
-"""The folder in which transformers keeps those of several templates that are not the default one."""
+"""Folder of a model's templates besides the default one, as in transformers."""
 FOR_TOOLS = f"{MORE}/tool_use.jinja"
 
 Message = Mapping[str, object]
 MutableMessage = dict[str, object]
 GENERATED = "\ue013", "\ue014"
-"""Around what `{% generation %}` marks as the model's own, where a rendering is to show it."""
+"""Markers around the body of `{% generation %}` in a marked rendering."""
 GIVEN = {
     "messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now",
     "bos_token", "eos_token", "unk_token", "pad_token",
 }  # fmt: skip
-"""What every template is given; other variables that it reads are chosen by a recipe."""
+"""Variables that every template gets; others are chosen by a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a template takes messages.
+    """Form of the messages that a template takes.
 
-    text_arguments: a call's arguments as JSON text. parts: content as a list of parts. no_content: None where a turn
-    with calls says nothing.
+    text_arguments: a call's arguments as JSON text. parts: content as a list of parts. no_content: None as the content
+    of a turn with calls alone.
     """
 
     text_arguments: bool = False
@@ -56,7 +56,7 @@ class Dialect:
     no_content: bool = False
 
     def message(self, message: Message) -> Message:
-        """A new message in this dialect."""
+        """Return a new message in this dialect."""
         own: MutableMessage = dict(message)
         calls = own.get("tool_calls")
         if isinstance(calls, list):
@@ -79,15 +79,15 @@ DIALECTS = tuple(
 )
 
 
-class Refused(CheckpointError):
+class RenderError(CheckpointError):
     """A template cannot render a conversation."""
 
 
 class Template:
-    """A Jinja template, rendered as transformers does it (trimmed blocks, `tojson` with letters as they are).
+    """Jinja template, rendered as transformers does (trimmed blocks, unescaped `tojson`).
 
-    variables: what it is given besides messages and tools, such as `bos_token` and `enable_thinking`. where: its file,
-    in messages. Raises CheckpointError where it is no Jinja.
+    variables: besides messages and tools, such as `bos_token` and `enable_thinking`. where: its file, in messages.
+    Raises CheckpointError for invalid Jinja.
     """
 
     def __init__(self, text: str, variables: Mapping[str, object] | None = None, *, where: str = "template") -> None:
@@ -102,8 +102,8 @@ class Template:
     def render(
         self, messages: Sequence[Message], tools: Sequence[object] = (), *, opening: bool = True, marked: bool = False
     ) -> str:
-        """The text of a conversation; opening: up to where the model's next turn opens; marked: with `GENERATED` around
-        what the template marks so. Raises Refused."""
+        """Render a conversation. opening: with the model's next turn opened; marked: with `GENERATED` around
+        `{% generation %}`. Raises RenderError."""
         import jinja2
 
         self._around_generated = GENERATED if marked else ("", "")
@@ -113,19 +113,19 @@ class Template:
                 add_generation_prompt=opening, **self.variables,
             )  # fmt: skip
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-            raise Refused(f"{self.where}: the template refuses a conversation: {error}") from error
+            raise RenderError(f"{self.where}: the template refuses a conversation: {error}") from error
 
     def renders(self, messages: Sequence[Message]) -> bool:
-        """Whether the template renders these messages without tools."""
+        """Return whether the template renders these messages without tools."""
         try:
             self.render(messages)
-        except Refused:
+        except RenderError:
             return False
         return True
 
     @property
     def reads(self) -> set[str]:
-        """The variables that the template reads, besides those that all are given and those that it sets itself."""
+        """Variables that the template reads, besides `GIVEN` and its own."""
         from jinja2 import meta, nodes
 
         tree = self._compiled.environment.parse(self.text)
@@ -149,7 +149,7 @@ class Template:
         template = self
 
         class Generation(ext.Extension):
-            """`{% generation %}`, by which trainers mask; the loss mask here comes from what was sampled."""
+            """The tag `{% generation %}` of trainers' masks; the loss mask here covers what was sampled."""
 
             tags = {"generation"}  # noqa: RUF012
 
@@ -162,7 +162,7 @@ class Template:
                 opening, closing = template._around_generated
                 return f"{opening}{caller()}{closing}"
 
-        # Templates may build lists of their own: what they are given is made anew for each rendering.
+        # Templates may change lists: messages are made anew for each rendering.
         environment = SandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols, Generation]
         )
@@ -177,20 +177,21 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A template as it stands in a folder. where: its file. tokens: the control tokens that it is given by name."""
+    """Template of a folder. where: its file. tokens: the control tokens that it gets by name."""
 
     text: str
     where: str
     tokens: Mapping[str, str]
 
     def compiled(self, variables: Mapping[str, object] | None = None) -> Template:
-        """Raises CheckpointError."""
+        """Compile with these variables. Raises CheckpointError."""
         return Template(self.text, {**self.tokens, **(variables or {})}, where=self.where)
 
 
 def read_template(folder: Path) -> Source | None:
-    """`chat_template.jinja` of a Hugging Face folder, or the template in its `tokenizer_config.json`; None where there
-    is none. Of several, wherever they stand, the one for tools. Raises CheckpointError for files that cannot be read.
+    """Read the chat template of a Hugging Face folder, if any.
+
+    It is `chat_template.jinja`, or in `tokenizer_config.json`; of several, the one for tools. Raises CheckpointError.
     """
     config, files = folder / "tokenizer_config.json", (folder / FOR_TOOLS, folder / "chat_template.jinja")
     file = next((file for file in files if file.is_file()), None)
@@ -219,16 +220,16 @@ _DEFAULT = """{{ bos_token }}{% for message in messages %}
 
 
 def default_template(folder: Path, controls: Sequence[str]) -> Source | None:
-    """A template for a folder that has none, by its tokenizer's control tokens; None where nothing ends a text.
+    """Return a template by the tokenizer's control tokens, if possible.
 
-    It is that of the shipped family which has these tokens, else frames messages by what the tokenizer has for turns.
+    It is that of the shipped family which has these tokens, else frames messages by the tokenizer's tokens for turns.
     """
     config = folder / "tokenizer_config.json"
     try:
         tokens = _tokens(json.loads(config.read_text(encoding="utf-8")))
     except (OSError, ValueError, AttributeError):
         tokens = _tokens({})
-    if family := recognised(controls):
+    if family := family_of_tokens(controls):
         return Source(family.template, f"the template of {family.name}", tokens)
     own = ("", tokens["eos_token"], "assistant")
     start, end, model = next((one for one in _DEFAULTS if {*one[:2]} <= {*controls}), own)
@@ -265,31 +266,24 @@ PROBED = ToolSpec(
     "probe", "a probe", {"type": "object", "properties": {"code": {"type": "string", "description": "c"}}}
 )
 OPEN, CLOSE = "<think>", "\n</think>\n\n"
-"""Around what a model thinks, where its template opens a turn with the first and shows no earlier thought."""
+"""Markers of a thought where the template opens a turn with the first and shows no earlier thought."""
 ROLES = ("user", "system", "assistant", "tool")
 KEPT = 64
-"""Of what was rendered, the last that is kept of each kind: a server's clients bring tools without end."""
+"""Cached renderings of each kind: a server's clients bring ever new tools."""
 _LABEL = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
-def _inside_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _without_first_lines(text: str) -> str:
-    return text.lstrip("\n")
-
-
 _MANNERS: tuple[Callable[[str], str], ...] = (
-    str, str.strip, str.rstrip, str.lstrip, _without_first_lines, _inside_json,
+    str, str.strip, str.rstrip, str.lstrip, lambda text: text.lstrip("\n"),
+    lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
 )  # fmt: skip
-"""What templates do to what a message says: nothing, or they trim it, or write it as a JSON string."""
+"""Changes that templates make to a message's text: none, a trim, or JSON's escapes."""
 
 
-class Templated:
-    """Implements `Framing` by a model's own template; family: whose tokens end turns and how its calls are labelled.
+class TemplateFraming:
+    """Framing by a model's own template. family: its ends of turns and labels of calls.
 
-    roles: of messages that it is to frame. Raises RecipeError where it changes what is said in a way that is not known.
+    roles: of messages that it is to frame. Raises RecipeError where it changes a text in an unknown way.
     """
 
     def __init__(self, template: Template, family: Family, roles: Sequence[str] = ROLES) -> None:
@@ -304,18 +298,18 @@ class Templated:
                     break
             self._system = self._takes_system()
             self._manner = {role: self._find_manner(role) for role in roles if role != "system" or self._system}
-        except Refused as error:
+        except RenderError as error:
             raise RecipeError(str(error)) from error
 
     def _takes_system(self) -> bool:
-        """Whether the template shows a system message."""
+        """Return whether the template shows a system message."""
         try:
             return _mark(0) in self._template.render([message("system", _mark(0)), message("user", "x")])
-        except Refused:
+        except RenderError:
             return False
 
-    def placed(self, messages: Sequence[Told]) -> Sequence[Told]:
-        """The messages, with what the system says before the first question where there is no place for the system."""
+    def place_system(self, messages: Sequence[TextMessage]) -> Sequence[TextMessage]:
+        """Move the system's text to the first question where necessary."""
         if self._system or not messages or messages[0][0] != "system":
             return messages
         (_, system), *rest = messages
@@ -324,76 +318,75 @@ class Templated:
             return [("user", system), *rest]
         return [*rest[:at], ("user", f"{system}\n\n{rest[at][1]}"), *rest[at + 1 :]]
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        messages = self.placed(messages)
+    def render_prompt(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> list[Piece]:
+        messages = self.place_system(messages)
         try:
             around = self._opening(tuple(role for role, _ in messages), tuple(tools))
-        except Refused:
+        except RenderError:
             if messages:
                 raise
-            return [glue(piece.text.lstrip()) for piece in self.answered(())]  # templates look at the first message
-        return list(_filled(around, [words(self._manner[role](text)) for role, text in messages]))
+            return [
+                glue(piece.text.lstrip()) for piece in self.render_messages(())
+            ]  # templates look at the first message
+        return _fill(around, [words(self._manner[role](text)) for role, text in messages])
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
-        return self._followed(answers, told, tools=True)
+    def render_results(self, answers: Sequence[Answer], messages: Sequence[TextMessage]) -> list[Piece]:
+        return self._followed(answers, messages, tools=True)
 
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        return self._followed((), told, tools=bool(tools))
+    def render_messages(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        return self._followed((), messages, tools=bool(tools))
 
-    def _followed(self, answers: Sequence[Answer], told: Sequence[Told], *, tools: bool) -> list[Piece]:
-        around, roles = self._following(tuple(one.name for one in answers), tuple(role for role, _ in told), tools)
+    def _followed(self, answers: Sequence[Answer], messages: Sequence[TextMessage], *, tools: bool) -> list[Piece]:
+        around, roles = self._following(tuple(one.name for one in answers), tuple(role for role, _ in messages), tools)
         for n, answer in enumerate(answers):
             label = answer.label if _LABEL.fullmatch(answer.label) else _label(n)
             around = tuple(part.replace(_label(n), label) for part in around)
-        said = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
-        said += [words(self._manner[role](text)) for role, (_, text) in zip(roles, told, strict=True)]
-        return list(_filled(around, said))
+        pieces = [Piece("observation", self._manner["tool"](answer.text)) for answer in answers]
+        pieces += [words(self._manner[role](text)) for role, (_, text) in zip(roles, messages, strict=True)]
+        return _fill(around, pieces)
 
-    def thought(self, text: str, *, last: bool) -> list[Piece] | None:
+    def render_thought(self, text: str, *, last: bool) -> list[Piece] | None:
         around = self._thinking(bool(text), last)
         if text and around == ():
-            said = "reasoning is left out: the template opens each turn with an empty thought (model.thinking = 'off')"
-            warnings.warn(f"{self._template.where}: {said}", TaskWarning, stacklevel=2)
+            why = "reasoning is left out: the template opens each turn with an empty thought (model.thinking = 'off')"
+            warnings.warn(f"{self._template.where}: {why}", TaskWarning, stacklevel=2)
         if not around:
             return None if around is None else []
         return [glue(around[0]), words(text.strip()), *map(glue, around[1:])]
 
     def _around_messages(self, roles: tuple[str, ...], tools: tuple[ToolSpec, ...]) -> tuple[str, ...]:
-        """The glue around messages of these roles, which open a conversation. Raises Refused."""
+        """Return the glue around the first messages, of these roles. Raises RenderError."""
         marks = [_mark(n) for n in range(len(roles))]
         placed = [message(role, mark) for role, mark in zip(roles, marks, strict=True)]
-        return _between(self._alternating(placed, [t.as_function() for t in tools]), marks)
+        return _split_at(self._alternating(placed, [t.as_function() for t in tools]), marks)
 
     def _alternating(self, messages: Sequence[Message], tools: Sequence[object]) -> str:
-        """The messages by the template; where it refuses a user after a user or a tool, both say it in one message."""
+        """Render messages; where the template refuses a user after a user or a tool, merge both."""
         try:
             return self._template.render(messages, tools)
-        except Refused:
-            joined: list[Message] = []
+        except RenderError:
+            merged: list[Message] = []
             for one in messages:
-                if joined and one["role"] == "user" and joined[-1]["role"] in ("user", "tool"):
-                    joined[-1] = {**joined[-1], "content": f"{joined[-1]['content']}\n\n{one['content']}"}
+                if merged and one["role"] == "user" and merged[-1]["role"] in ("user", "tool"):
+                    merged[-1] = {**merged[-1], "content": f"{merged[-1]['content']}\n\n{one['content']}"}
                 else:
-                    joined.append(one)
-            if len(joined) == len(messages):
+                    merged.append(one)
+            if len(merged) == len(messages):
                 raise
-            return self._template.render(joined, tools)
+            return self._template.render(merged, tools)
 
     def _around_thought(self, thought: bool, last: bool) -> tuple[str, ...] | None:
-        """The glue before a thought, and between it and a turn's words, after the turn's opening; see `thought`."""
+        """Return the glue before a thought, and between it and a turn's words, after the turn's opening."""
         opened, shown = self._template.render([message("user", "x")]), False
-        own = _text(self._family.written(_mark(0), ())).partition(_mark(0))[0]
-        for ends in (
-            last,
-            True,
-        ):  # a template that drops what was thought in earlier turns says how it stands in the last
+        own = _text(self._family.render_turn(_mark(0), ())).partition(_mark(0))[0]
+        for ends in (last, True):  # a template that drops earlier thoughts shows the last turn's
             for key in REASONING if thought else ("",):
                 reply = message("assistant", _mark(0)) | ({key: _mark(1)} if key else {})
                 messages = [message("user", "x"), reply, *([] if ends else [message("assistant", "x")])]
                 try:
                     text = self._template.render(messages, opening=False)
-                    before, *between, _ = _between(text, [_mark(1)] * thought + [_mark(0)])
-                except Refused:
+                    before, *between, _ = _split_at(text, [_mark(1)] * thought + [_mark(0)])
+                except RenderError:
                     continue
                 shown = True
                 if before.startswith(opened):
@@ -407,46 +400,45 @@ class Templated:
     def _around_following(
         self, names: tuple[str, ...], roles: tuple[str, ...], tools: bool
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The glue around what follows a turn, and the roles that the template has it in; templates differ in how many
-        calls a turn may have.
+        """Return the glue around what follows a turn, and the roles of its messages.
 
-        names: of the calls that are answered. roles: of the messages after that; the system's is the user's where it
-        has no place. tools: whether the model is shown any, which a template that moves them to the last question does
-        not show again. Raises Refused.
+        names: of the calls that are answered. roles: of the messages after that; the system's is the user's where the
+        template has no system. tools: whether the model is shown any, which a template that moves them to the last
+        question does not show again. Raises RenderError.
         """
         if not self._system:
             roles = _of_user(roles)
         marks = [_mark(n) for n in range(len(names) + len(roles))]
         after = [message("tool", marks[n], name, _label(n)) for n, name in enumerate(names)]
         after += map(message, roles, marks[len(names) :])
-        refused: list[Refused] = []
+        refused: list[RenderError] = []
         for count in dict.fromkeys((len(names), min(len(names), 1))):
             turn = [message("user", "x"), self._calling(names[:count])]
             try:
                 text = self._after_end(self._alternating([*turn, *after], [PROBED.as_function()] * tools), _mark(-1))
                 if tools and not names and PROBED.description in text:
                     return self._around_following(names, roles, tools=False)
-                return _between(text, marks), roles
-            except Refused as error:
+                return _split_at(text, marks), roles
+            except RenderError as error:
                 refused.append(error)
         if "system" in roles:
             return self._around_following(names, _of_user(roles), tools)
         raise refused[0]
 
     def _calling(self, names: Sequence[str]) -> MutableMessage:
-        """A turn with a mark in it that calls these tools; without calls, or where they are text, the text alone."""
+        """Return a turn with a mark in it that calls these tools; the mark alone where calls are text."""
         if not names or not self._family.names_calls:
             return message("assistant", _mark(-1))
-        calls = [called(name, {"code": _mark(-1)}, _label(n)) for n, name in enumerate(names)]
+        calls = [tool_call(name, {"code": _mark(-1)}, _label(n)) for n, name in enumerate(names)]
         return message("assistant", "") | {"tool_calls": calls}
 
     def _after_end(self, text: str, mark: str) -> str:
-        """What stands after the end of the turn that the mark is in."""
+        """Return the text after the end of the turn that the mark is in."""
         start = text.rfind(mark) + len(mark)
         known = (*self._family.ends, *self._family.past_ends)
         found = [(at, end) for end in known if (at := text.find(end, start)) >= 0]
         if start < len(mark) or not found:
-            raise Refused(f"{self._template.where}: the template does not end a turn by {' or '.join(known)}")
+            raise RenderError(f"{self._template.where}: the template does not end a turn by {' or '.join(known)}")
         at, end = min(found)
         return text[at + len(end) :]
 
@@ -455,32 +447,32 @@ class Templated:
             self._manner = dict.fromkeys(ROLES, str) | {role: manner}
             if all(self._renders(role, text) for text in PROBES):
                 return manner
-        raise Refused(f"{self._template.where}: the template changes what a message of the role {role!r} says")
+        raise RenderError(f"{self._template.where}: the template changes the text of a message of the role {role!r}")
 
     def _renders(self, role: str, text: str) -> bool:
-        """Whether what is put together here is what the template makes of a message that says this."""
+        """Return whether this framing of a message equals the template's."""
         if role == "tool":
-            messages = [message("user", "x"), self._calling(["probe"]), message("tool", text, "probe", _label(0))]
-            whole = self._template.render(messages, [PROBED.as_function()])
-            made = self.observed([Answer("probe", text, _label(0))], ())
+            tried = [message("user", "x"), self._calling(["probe"]), message("tool", text, "probe", _label(0))]
+            whole = self._template.render(tried, [PROBED.as_function()])
+            made = self.render_results([Answer("probe", text, _label(0))], ())
             return self._after_end(whole, _mark(-1)) == _text(made)
-        told: list[Told] = {
+        messages: list[TextMessage] = {
             "user": [("user", text)],
             "system": [("system", text), ("user", "x")],
             "assistant": [("user", "x"), ("assistant", text), ("user", "x")],
         }[role]
-        whole = self._template.render([message(*one) for one in told])
-        return whole == _text(self.opened(told, ()))
+        whole = self._template.render([message(*one) for one in messages])
+        return whole == _text(self.render_prompt(messages, ()))
 
 
 @cache
 def framing_of(family: Family) -> Framing:
-    """The framing that a family brings. Raises RecipeError where it is that of a model's own template alone."""
+    """Return a family's own framing. Raises RecipeError if only the model's template has it."""
     if isinstance(family, Framing):
         return family
     if not family.template:
         raise RecipeError(f"{family.name} frames messages by the model's own chat template alone: set style to 'auto'")
-    return Templated(Template(family.template, where=f"the template of {family.name}"), family)
+    return TemplateFraming(Template(family.template, where=f"the template of {family.name}"), family)
 
 
 def _text(pieces: Sequence[Piece]) -> str:
@@ -492,39 +484,36 @@ def _of_user(roles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def message(role: str, content: str, name: str = "", label: str = "") -> MutableMessage:
-    """A message; name, label: of the call that it answers."""
+    """Return a message. name, label: of the call that it answers."""
     made: MutableMessage = {"role": role, "content": content}
     return made | ({"name": name, "tool_call_id": label} if name else {})
 
 
-def called(name: str, arguments: Mapping[str, object], label: str) -> MutableMessage:
-    """A call, as messages have them under `tool_calls`."""
+def tool_call(name: str, arguments: Mapping[str, object], label: str) -> MutableMessage:
+    """Return a call as messages have it under `tool_calls`."""
     return {"id": label, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def _mark(n: int) -> str:
-    """A placeholder that no template holds, and that nothing changes: characters of private use."""
+    """Return a placeholder of private-use characters, which templates neither hold nor change."""
     return f"\ue000{n}\ue001"
 
 
 def _label(n: int) -> str:
-    """A call's id as templates want it that check them: nine letters and digits."""
+    """Return a call's id of nine letters and digits, which some templates check."""
     return f"retcon{n:03d}"
 
 
-def _between(text: str, marks: Sequence[str]) -> tuple[str, ...]:
-    """What stands around the marks, of which each must be there once, in order. Raises Refused."""
+def _split_at(text: str, marks: Sequence[str]) -> tuple[str, ...]:
+    """Split a text at the marks, of which each must be there once, in order. Raises RenderError."""
     parts: list[str] = []
     for mark in marks:
         before, found, text = text.partition(mark)
         if not found or mark in text:
-            raise Refused("the template leaves out, repeats or moves a message")
+            raise RenderError("the template leaves out, repeats or moves a message")
         parts.append(before)
     return (*parts, text)
 
 
-def _filled(around: Sequence[str], said: Sequence[Piece]) -> Iterator[Piece]:
-    for before, piece in zip(around, said, strict=False):
-        yield glue(before)
-        yield piece
-    yield glue(around[-1])
+def _fill(around: Sequence[str], pieces: Sequence[Piece]) -> list[Piece]:
+    return [*(one for pair in zip(map(glue, around), pieces, strict=False) for one in pair), glue(around[-1])]

@@ -1,24 +1,24 @@
-"""What a model thinks before it speaks, in markers, and the calls that are no part of it."""
+"""Reasoning between markers, and the calls outside it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from retcon.chat.types import FoundCall
 
 THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
-"""What models think between, besides what a template itself shows."""
+"""Markers of reasoning, besides those that a template itself shows."""
 
 
-def spoken(
+def calls_outside_thoughts(
     text: str, calls: Iterable[tuple[FoundCall, int]], thoughts: Sequence[tuple[str, str]], *, opened: bool
-) -> list[FoundCall]:
-    """The calls outside thoughts, also outside one that is never closed.
+) -> Iterator[FoundCall]:
+    """Filter the calls outside thoughts, closed or not.
 
-    calls: with where each ends; markers within one that is whole are part of its program. thoughts: openings and
-    closings. opened: whether the prompt opens the first kind of thought. A closing without an opening ends a thought
-    that began in the prompt.
+    calls: each with its end; markers within a whole one are part of its program. thoughts: openings and closings.
+    opened: whether the prompt opens the first kind of thought. A closing without an opening ends a thought that began
+    in the prompt.
     """
     kinds = dict(thoughts)
     markers = iter(re.finditer("|".join(map(re.escape, sorted({*kinds, *kinds.values()}, key=len)[::-1])), text))
@@ -46,19 +46,19 @@ def spoken(
             while marker is not None and marker.start() < end:
                 marker = next(markers, None)
     read_markers(len(text))
-    return found
+    return iter(found)
 
 
-def without_thought(turn: str, thoughts: Sequence[tuple[str, str]]) -> str:
-    """A turn without the empty thought that it begins with, and the space around that."""
+def strip_empty_thought(turn: str, thoughts: Sequence[tuple[str, str]]) -> str:
+    """Strip an empty thought and space from a turn's beginning."""
     for opening, closing in thoughts:
         if empty := re.match(rf"\s*(?:{re.escape(opening)}\s*)?{re.escape(closing)}\s*", turn):
             return turn[empty.end() :]
     return turn
 
 
-def before_thought(prompt: str, thoughts: Sequence[tuple[str, str]]) -> str:
-    """A prompt without the thought that it opens, or leaves empty, at its end."""
+def strip_opened_thought(prompt: str, thoughts: Sequence[tuple[str, str]]) -> str:
+    """Strip an opened or empty thought from a prompt's end."""
     for opening, closing in thoughts:
         if (at := re.search(rf"(?:{re.escape(opening)}\s*)?(?:{re.escape(closing)}\s*)?\Z", prompt)) and at[0]:
             return prompt[: at.start()]

@@ -1,4 +1,4 @@
-"""Tokenizers: one of bytes, for tests, and the one in a Hugging Face folder."""
+"""Tokenizers: one of bytes, for tests, and that of a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 _CONTROL = re.compile(r"<\|[^|<>]*\|>|<｜[^｜<>]*｜>")
 
 
-def _without_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8; the control tokens follow. Lossless, needs nothing: made for tests.
+    """Tokenizer of UTF-8 bytes (0 to 255) and control tokens, for tests.
 
     controls: those of another family than ChatML.
     """
@@ -80,7 +76,7 @@ class HubTokenizer:
         self._controls = {t.content: i for i, t in controls.items()}
         for text, i in self._controls.items():
             if i in self.encode(text):
-                raise CheckpointError(f"{where}: the plain text {text!r} cannot be told apart from its control token")
+                raise CheckpointError(f"{where}: the plain text {text!r} encodes to its control token")
 
     @property
     def controls(self) -> Sequence[str]:
@@ -94,7 +90,8 @@ class HubTokenizer:
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         tokenizer = self._special if special else self._plain
-        return list(tokenizer.encode(_without_surrogates(text), add_special_tokens=False).ids)
+        valid = text.encode("utf-8", "replace").decode("utf-8")  # without lone surrogates
+        return list(tokenizer.encode(valid, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._special.decode(list(ids), skip_special_tokens=False))
@@ -106,9 +103,9 @@ class HubTokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder (or of a `tokenizer.json` itself).
+    """Load the tokenizer of a Hugging Face folder (or a `tokenizer.json`).
 
-    Raises CheckpointError where there is none or it cannot be read, MissingExtra without the `tokenizers` package.
+    Raises CheckpointError for a missing or unreadable file, MissingExtra without the `tokenizers` package.
     """
     file = Path(path)
     if file.is_dir():
@@ -116,8 +113,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     try:
         definition = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        said = f"{file} does not exist: a model folder needs its tokenizer.json{how_to_fetch(file.parent)}"
-        raise CheckpointError(said) from None
+        hint = f"a model folder needs its tokenizer.json{how_to_fetch(file.parent)}"
+        raise CheckpointError(f"{file} does not exist: {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     return HubTokenizer(definition, where=str(file))

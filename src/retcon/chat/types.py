@@ -1,4 +1,4 @@
-"""The Tokenizer protocol, the pieces that a conversation is put together from, and what parsing a generation gives."""
+"""Tokenizer protocol, pieces of a conversation, and parsed generations."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ TURN_END = "<|im_end|>"
 CONTROLS: tuple[str, ...] = (END_OF_TEXT, TURN_START, TURN_END)
 
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Where servers and templates have what a model thinks before it speaks (DeepSeek, vLLM, OpenRouter, gpt-oss)."""
+"""Message fields that hold reasoning (DeepSeek, vLLM, OpenRouter, gpt-oss)."""
 
-Told = tuple[str, str]
+TextMessage = tuple[str, str]
 """A message: its role (`system`, `user`, `assistant`) and text."""
 
 
@@ -26,12 +26,10 @@ class Tokenizer(Protocol):
     @property
     def controls(self) -> Sequence[str]:
         """The control tokens, as text."""
-        ...
 
     @property
     def size(self) -> int:
         """Number of tokens, added ones among them."""
-        ...
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Ids of `text`, (T,).
@@ -40,26 +38,23 @@ class Tokenizer(Protocol):
         everything is encoded that a user or a tool wrote. special=True is for the template's own glue. Lone
         surrogates, which UTF-8 cannot hold, become `?`.
         """
-        ...
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, control tokens written out.
 
-        Bytes that are no UTF-8 become U+FFFD. An id beyond the vocabulary (models pad theirs) is empty text.
+        Invalid UTF-8 becomes U+FFFD. An id beyond the vocabulary (models pad theirs) is empty text.
         """
-        ...
 
     def special_id(self, text: str) -> int:
-        """Id of the control token `text`. Raises CheckpointError where the tokenizer has none."""
-        ...
+        """Id of the control token `text`. Raises CheckpointError where the tokenizer lacks it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch of a conversation, as text.
 
-    sort: `glue` is the template's own, and the control tokens in it are meant; `words` are somebody's, `observation`
-    a tool's: what looks like a control token in them is plain text.
+    sort: `glue` is template text, whose control tokens count; `words` are a message's text, `observation` a tool's:
+    both are plain text, whatever looks like a control token in them.
     """
 
     sort: Literal["glue", "words", "observation"]
@@ -76,7 +71,7 @@ def words(text: str) -> Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a tool answered to a call: the call's name and `FoundCall.label`, and the observation's text."""
+    """A tool's answer: the call's name and `FoundCall.label`, and the observation's text."""
 
     name: str
     text: str
@@ -85,7 +80,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A generation, read: its whole text (a stop token's among it) and the calls in it, in order."""
+    """A parsed generation: its whole text (with a stop token's) and its calls, in order."""
 
     text: str
     calls: tuple[ToolCall, ...]
@@ -93,10 +88,10 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class FoundCall:
-    """A call as a parser finds it in text: `char` is where its marker begins; arguments stay text if malformed.
+    """A parsed call: `char` is where its marker begins; malformed arguments stay text.
 
-    label: what the model itself called the call, which the observation has to name (Mistral's id, Harmony's recipient).
-    inside: whether it stands within brackets, after others of them, so that text which ends before it is not whole.
+    label: the model's own id of the call, which the observation has to name (Mistral's id, Harmony's recipient).
+    inside: whether it follows another call in one pair of brackets, so that text cut before it is incomplete.
     """
 
     name: str

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck
-from retcon.chat.learning import Learned
+from retcon.chat.learning import LearnedChat
 from retcon.chat.opening import BLOCKS, check_folder
-from retcon.chat.template import Refused, Template, read_template
+from retcon.chat.template import RenderError, Template, read_template
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import ids_of
 from retcon.models.loading import load_config, load_model
@@ -155,7 +155,7 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
         yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
 
 
-def _chat(folder: Path) -> tuple[Learned | None, list[str]]:
+def _chat(folder: Path) -> tuple[LearnedChat | None, list[str]]:
     """The chat through which the model is asked, None where its template cannot be followed; and what is odd."""
     try:
         learned = check_folder(folder)
@@ -177,7 +177,7 @@ def _template(template: Template | None) -> Iterator[str]:
     try:
         if SYSTEM not in template.render([{"role": "system", "content": SYSTEM}, user]):
             yield "its chat template leaves out the system prompt"
-    except Refused as error:
+    except RenderError as error:
         yield f"its chat template refuses a system prompt: {error.__cause__}"
 
 

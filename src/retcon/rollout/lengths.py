@@ -38,11 +38,11 @@ class PromptError(RecipeError):
 
 def count_prompt_ids(chat: Chat, task: Task) -> int:
     """Return the number of ids of a task's prompt. Raises PromptError if the model's template refuses it."""
-    from retcon.chat.template import Refused  # which is there already, with the chat
+    from retcon.chat.template import RenderError  # which is there already, with the chat
 
     try:
         return token_count(chat.prompt(task.question, task.system, task.before))
-    except Refused as error:
+    except RenderError as error:
         raise PromptError(f"task {task.id}: {error}") from error
 
 

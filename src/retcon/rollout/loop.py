@@ -242,7 +242,7 @@ async def run_rollout(
     provenance = replace(provenance or Provenance(), seed=seed, purified=repair is not None)
     place = place or TreePlace(SubcallBudget(context.subcalls))
     model = RolloutModel(task, context, id, seed, place, run_rollout, provenance=provenance)
-    chat = context.chat.showing([tool.spec for tool in context.tools.values()])
+    chat = context.chat.with_tools([tool.spec for tool in context.tools.values()])
     sampler = TurnSampler(id, engine, chat, context.sampling, seed)
     prompt = chat.prompt(task.question, task.system, task.before) if after is None else after.prompt
     limits = context.limits.after(token_count(prompt))

@@ -156,4 +156,4 @@ def answer_text(child: Trajectory, settings: RolloutContext) -> str:
     text = turn.text
     if turn.generated and turn.generated[-1].ids and turn.generated[-1].ids[-1] in chat.stop_ids:
         text = text.removesuffix(chat.tokenizer.decode(turn.generated[-1].ids[-1:]))
-    return _THOUGHT_END.split(chat.family.shown(text))[-1].strip()
+    return _THOUGHT_END.split(chat.family.visible_text(text))[-1].strip()

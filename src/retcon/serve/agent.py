@@ -110,11 +110,13 @@ def client_message(
     if ids and ids[-1] in chat.stop_ids:
         text = text.removesuffix(chat.tokenizer.decode(ids[-1:]))
     if turn.calls:
-        said = family.shown(text[: turn.calls[0].char]).rstrip()
+        said = family.visible_text(text[: turn.calls[0].char]).rstrip()
         calls = () if names is None else tuple(_called(call, names) for call in turn.calls)
         return ChatMessage("assistant", said, calls), said
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return ChatMessage("assistant", family.shown(text[: min(cuts, default=len(text))])), family.shown(text)
+    return ChatMessage("assistant", family.visible_text(text[: min(cuts, default=len(text))])), family.visible_text(
+        text
+    )
 
 
 def _called(call: ToolCall, names: Mapping[str, str]) -> MessageCall:
@@ -180,7 +182,7 @@ class Agent:
         id: str,
         number: int,
     ) -> Reply:
-        chat = context.chat.showing([tool.spec for tool in context.tools.values()])
+        chat = context.chat.with_tools([tool.spec for tool in context.tools.values()])
         standing = render_history(place, chat, asked.messages)
         before, history = standing.trajectory, token_count(standing.trajectory.segments)
         room, turns = context.limits.max_tokens, len(standing.trajectory.turns)

@@ -491,7 +491,7 @@ def render_opening(chat: Chat, messages: Sequence[ChatMessage]) -> tuple[Segment
         raise invalid_request(
             "messages", "a conversation begins with a message of the user, after the system's if there is one"
         )
-    segments = list(chat.opened([(message.role, message.text) for message in head]))
+    segments = list(chat.render_prompt([(message.role, message.text) for message in head]))
     return (*segments, *_written_elsewhere(chat, others))
 
 
@@ -513,14 +513,14 @@ def render_continuation(
     last, told = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
     at_once, last_id = () if added else told, last[0] if last else None
     if turn.calls and observations:
-        follows = chat.observations(turn.calls, observations, last_id=last_id, told=at_once, written=turn.text)
+        follows = chat.observations(turn.calls, observations, last_id=last_id, messages=at_once, written=turn.text)
     else:
-        follows = chat.answered(at_once, last_id=last_id)
+        follows = chat.render_messages(at_once, last_id=last_id)
     if added:
-        wrote = replace(chat.wrote(added.strip()), kind="prompt")
+        wrote = replace(chat.render_turn(added.strip()), kind="prompt")
         if not observations and last_id not in (None, *chat.stop_ids):
             follows, wrote = (), Segment("prompt", added, tuple(chat.tokenizer.encode(added)))
-        follows = (*follows, wrote, *chat.answered(told, last_id=ids_of([wrote])[-1]))
+        follows = (*follows, wrote, *chat.render_messages(told, last_id=ids_of([wrote])[-1]))
     return observations, (*follows, *_written_elsewhere(chat, others))
 
 
@@ -529,14 +529,14 @@ def _written_elsewhere(chat: Chat, blocks: Sequence[_Block]) -> Iterator[Segment
         assert block.assistant is not None
         calls = block.assistant.calls
         stand_ins = tuple(ToolCall(f"told.{n}", call.name, _arguments(call), 0) for n, call in enumerate(calls))
-        wrote = chat.wrote(block.assistant.text, [(call.name, call.arguments) for call in stand_ins])
+        wrote = chat.render_turn(block.assistant.text, [(call.name, call.arguments) for call in stand_ins])
         yield replace(wrote, kind="prompt")
         observations, last = _observations(stand_ins, calls, block), (wrote.ids or (None,))[-1]
         told = [(message.role, message.text) for message in block.users]
         if calls:
-            yield from chat.observations(stand_ins, observations, last_id=last, told=told, written=wrote.text)
+            yield from chat.observations(stand_ins, observations, last_id=last, messages=told, written=wrote.text)
         else:
-            yield from chat.answered(told, last_id=last)
+            yield from chat.render_messages(told, last_id=last)
 
 
 def _arguments(call: MessageCall) -> Mapping[str, object] | str:

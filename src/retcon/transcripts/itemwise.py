@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 from msgspec.structs import replace
 
-from retcon.chat.types import Told
+from retcon.chat.types import TextMessage
 from retcon.core.errors import RecordError
 from retcon.purify.offline import Purified
 from retcon.purify.words import without
@@ -54,7 +54,7 @@ class ItemList(NamedTuple):
     path: Sequence[str | int]
     items: list[Item]
     context: str = ""
-    asked: Sequence[Told] = ()
+    asked: Sequence[TextMessage] = ()
     system: str = ""
 
 

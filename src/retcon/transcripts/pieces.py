@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from retcon.chat.types import Told
+from retcon.chat.types import TextMessage
 from retcon.core.types import Message, Observation, Pair, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
 from retcon.purify.kept import Edit
@@ -166,7 +166,7 @@ class PieceReading:
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", reword: Reword = reworded, asked: Sequence[Told] = (),
+        *, apart: bool = False, context: str = "", reword: Reword = reworded, asked: Sequence[TextMessage] = (),
         system: str = "",
     ) -> None:  # fmt: skip
         self._items = items
@@ -200,7 +200,7 @@ class PieceReading:
             [thought_in(self._pieces[span.start : span.end]) for span in self._spans],
         )
 
-    def _told(self, start: int, end: int) -> list[Told]:
+    def _told(self, start: int, end: int) -> list[TextMessage]:
         told = [piece for piece in self._pieces[start:end] if piece.kind == "told"]
         roles = [role_of(self._items[piece.owner]) if piece.role is None else piece.role for piece in told]
         return [(role, piece.text) for role, piece in zip(roles, told, strict=True) if role]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
-from retcon.chat.types import Told
+from retcon.chat.types import TextMessage
 from retcon.core.errors import RecordError
 from retcon.core.types import Pair, Trajectory
 from retcon.purify.offline import Purified
@@ -51,8 +51,8 @@ class Speakers(NamedTuple):
     be learnt from. system: the system prompt, where the record keeps it apart; "" for none. thoughts: what each
     turn's text begins with that was thought, "" for nothing; empty where it is unknown."""
 
-    before: Sequence[Told]
-    after: Sequence[Sequence[Told]]
+    before: Sequence[TextMessage]
+    after: Sequence[Sequence[TextMessage]]
     learnt: Sequence[bool]
     system: str = ""
     thoughts: Sequence[str] = ()

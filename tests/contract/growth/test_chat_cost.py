@@ -60,7 +60,7 @@ def test_four_times_the_turns_cost_four_times_as_much(family: str) -> None:
     for turns in TURNS:
         tokenizer, known = Counting(controls_of(family)), chat_of(family)
         chat = Chat(tokenizer, tools=TOOLS, framing=known.framing, family=known.family)
-        engine = Caller(chat.wrote("SAMPLED", [("python", {"code": "1"})]).ids, chat.wrote("x").ids, turns)
+        engine = Caller(chat.render_turn("SAMPLED", [("python", {"code": "1"})]).ids, chat.render_turn("x").ids, turns)
         tokenizer.encoded, tokenizer.decoded, tokenizer.sampled_again = 0, 0, False
         made = asyncio.run(
             run_rollout(

@@ -17,7 +17,7 @@ import pytest
 
 from conversing import family_of
 from retcon.chat import markdown
-from retcon.chat.chat import Chat, Together
+from retcon.chat.chat import Chat, JointEncoder
 from retcon.chat.families import hermes
 from retcon.chat.formats import find_tagged
 from retcon.chat.tokenizer import ByteTokenizer
@@ -45,7 +45,7 @@ from retcon.transcripts.formats.notations import EXECUTE, NOTATIONS, HermesInTex
 from retcon.transcripts.verdicts import judge
 
 RETOOL, VERL = NOTATIONS[0], HermesInText()
-TOGETHER = Together(ByteTokenizer())
+ENCODER = JointEncoder(ByteTokenizer())
 MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
 
 
@@ -129,7 +129,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     **{f"chat.{name}": (lambda text, name=name: list(family_of(name).find_calls(text)), units)
        for name, units in CALLS.items()},
     "chat.encoding": (
-        lambda text: TOGETHER([glue("<|im_start|>"), words(text), *[words("é"), glue("x")] * (len(text) // 9)]),
+        lambda text: ENCODER([glue("<|im_start|>"), words(text), *[words("é"), glue("x")] * (len(text) // 9)]),
         ("a", "é", "<|im_end|>", "\n"),
     ),
     "tasks.choice": (

@@ -329,7 +329,7 @@ def test_a_call_that_was_cut_off_is_rendered_as_words_where_the_conversation_goe
             made = await engine.generate("a", ids, SamplingParams(max_tokens=2000))
             assert made.stop == "length"
             ids += made.ids
-            ids += ids_of(CHAT.answered([("user", "Go on.")], last_id=made.ids[-1]))
+            ids += ids_of(CHAT.render_messages([("user", "Go on.")], last_id=made.ids[-1]))
             return await engine.generate("a", ids, SamplingParams(max_tokens=2000))
 
     with serving(strict(said("I compute.", cut, finish="length"), said("42"))) as server:
@@ -344,7 +344,7 @@ def test_a_call_that_was_cut_off_is_rendered_as_words_where_the_conversation_goe
 def test_of_words_that_hold_a_call_and_a_call_the_call_is_rendered_as_such() -> None:
     """As a client tells it, who brings a conversation of its own: only the call has an answer."""
     words = 'It writes <tool_call>\n{"name": "python", "arguments": {"code": "1"}, "id": "w"}\n</tool_call>'
-    wrote = CHAT.wrote(words, [("python", {"code": "6*7"})])
+    wrote = CHAT.render_turn(words, [("python", {"code": "6*7"})])
     part = TOKENIZER.encode("<|im_start|>tool w\n42<|im_end|><|im_start|>assistant\n", special=True)
     ids = [*ids_of(CHAT.prompt("6 times 7?")), *ids_of([wrote]), *part]
     assistant, answer = request_of(TOKENIZER, ids, "native")["messages"][1:]

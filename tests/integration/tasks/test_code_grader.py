@@ -17,8 +17,8 @@ import pytest
 
 from comparing import answer, trajectory, turn
 from conversing import bytes_of
-from retcon.chat import family as registry
 from retcon.chat.chat import Chat
+from retcon.chat.family import FAMILIES
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
@@ -314,7 +314,7 @@ async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Traj
 
 
 @pytest.mark.parametrize(
-    "family", [name for name in registry.names() if name not in ("markdown", "gemma") and registry.named(name).template]
+    "family", [name for name in FAMILIES.names if name not in ("markdown", "gemma") and FAMILIES.find(name).template]
 )
 def test_an_answer_may_end_with_its_block_where_blocks_are_no_calls(world: World, family: str) -> None:
     """Its turn ends with a mark, right behind the closing fence."""

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from retcon.chat.chat import Chat
-from retcon.chat.template import Refused
+from retcon.chat.template import RenderError
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.chat.types import Told
+from retcon.chat.types import TextMessage
 from retcon.cli.app import app
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, InfrastructureFault, RecipeError, SandboxUnavailable, TaskWarning
@@ -247,9 +247,11 @@ def test_rates_that_do_not_serve_are_refused_before_anything_is_made(base, tmp_p
 class Strict(Chat):
     """By a template that has the user speak once."""
 
-    def prompt(self, question: str, system: str | None = None, before: Sequence[Told] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, question: str, system: str | None = None, before: Sequence[TextMessage] = ()
+    ) -> tuple[Segment, ...]:
         if before:
-            raise Refused("the file: roles must alternate")
+            raise RenderError("the file: roles must alternate")
         return super().prompt(question, system, before)
 
 

@@ -79,7 +79,9 @@ def test_a_start_without_a_template_is_saved_with_the_one_it_was_asked_through(r
         out = run_sft(small_recipe(base, sft={"steps": 1, "batch": 1}), talk, tmp_path / "run")
     for messages in (asked, asked[1:]):
         chats = [open_chat(folder) for folder in (base, out)]
-        ids = [[i for one in chat.opened([tuple(m.values()) for m in messages]) for i in one.ids] for chat in chats]
+        ids = [
+            [i for one in chat.render_prompt([tuple(m.values()) for m in messages]) for i in one.ids] for chat in chats
+        ]
         saved = AutoTokenizer.from_pretrained(out)
         theirs = saved.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
         assert ids == [theirs, theirs]

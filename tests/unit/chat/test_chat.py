@@ -326,7 +326,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
     words = tokenizers.Tokenizer(whole)
     words.add_special_tokens(list(CONTROLS))
     file.write_text(words.to_str())
-    with pytest.raises(CheckpointError, match="cannot be told apart from its control token"):
+    with pytest.raises(CheckpointError, match="encodes to its control token"):
         load_tokenizer(tmp_path)
 
 
@@ -351,9 +351,9 @@ def test_the_ids_of_the_first_styles_do_not_change(name: str, style: str) -> Non
         for segments in (
             chat.prompt(text, system),
             chat.observations(calls[:1], observed[:1], last_id=chat.stop_ids[-1]),
-            chat.observations(calls, observed, told=[("user", text)]),
-            chat.answered([("user", text)]),
-            [chat.wrote(text)],
+            chat.observations(calls, observed, messages=[("user", text)]),
+            chat.render_messages([("user", text)]),
+            [chat.render_turn(text)],
         ):
             observed_alone = [s.text for s in segments if s.kind == "observation"]
             digest.update(repr((text_of(segments), ids_of(segments), observed_alone)).encode())

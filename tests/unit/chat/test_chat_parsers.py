@@ -167,7 +167,7 @@ def test_blocks_in_items_of_lists(text: str, calls: list[tuple[str, object, int]
     ("harmony", "<|channel|>fin", ""),
 ])  # fmt: skip
 def test_what_a_user_is_shown_of_a_turn(family: str, text: str, shown: str) -> None:
-    assert family_of(family).shown(text) == shown
+    assert family_of(family).visible_text(text) == shown
 
 
 @pytest.mark.parametrize(("family", "text", "label"), [

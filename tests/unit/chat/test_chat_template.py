@@ -19,7 +19,7 @@ from retcon.build import build_chat, build_engine_chat
 from retcon.chat.learned import CodeBlocks
 from retcon.chat.learning import learn_chat
 from retcon.chat.opening import open_chat
-from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, Templated, default_template, read_template
+from retcon.chat.template import FOR_TOOLS, KEPT, Message, Template, TemplateFraming, default_template, read_template
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import CheckpointError, RecipeError, TaskWarning
@@ -34,7 +34,7 @@ def test_a_turn_that_the_template_ends_otherwise_once_it_is_past_is_followed() -
     """As gpt-oss's does: <|return|> is sampled, and <|end|> stands in the history."""
     chat = chat_of("harmony", None)
     asked = "<|start|>user<|message|>Why?<|end|><|start|>assistant"
-    assert text_of(chat.answered([("user", "Why?")], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
+    assert text_of(chat.render_messages([("user", "Why?")], last_id=chat.tokenizer.special_id("<|return|>"))) == asked
     (_, turn) = conversed(chat, [("", [("python", CODE)], ["42"])])
     head = "<|start|>functions.python to=assistant<|channel|>commentary<|message|>"
     assert text_of(turn[1:]) == f"{head}42<|end|><|start|>assistant"
@@ -71,7 +71,7 @@ def test_a_thought_that_the_template_opens_is_opened() -> None:
 def test_calls_are_written_and_answered_as_the_template_has_them() -> None:
     chat = learned_chat("tags", tools=TOOLS)
     given = {"query": "b", "top": 2}
-    parsed = chat.parse(chat.wrote("so", [("python", CODE), ("search", given)]).ids, prefix="0")
+    parsed = chat.parse(chat.render_turn("so", [("python", CODE), ("search", given)]).ids, prefix="0")
     assert [(call.name, call.arguments) for call in parsed.calls] == [("python", CODE), ("search", given)]
     seen = [Observation("0.0", "1", "ok"), Observation("0.1", "", "ok")]
     shown = (
@@ -89,12 +89,14 @@ ALTERNATING = """{%- set ns = namespace(last='') %}{%- for m in messages %}
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_user_after_a_user_or_a_tool_joins_its_message_where_the_template_refuses_two(name: str) -> None:
     chat = learned_chat(name, ALTERNATING + TEMPLATES[name][0], tools=TOOLS)
-    assert text_of(chat.opened([("user", "a"), ("user", "b")])) == text_of(chat.prompt("a\n\nb"))
-    assert text_of(chat.answered([("user", "a"), ("system", "b")])) == text_of(chat.answered([("user", "a\n\nb")]))
+    assert text_of(chat.render_prompt([("user", "a"), ("user", "b")])) == text_of(chat.prompt("a\n\nb"))
+    assert text_of(chat.render_messages([("user", "a"), ("system", "b")])) == text_of(
+        chat.render_messages([("user", "a\n\nb")])
+    )
 
     def observed(result: str, told: str = "") -> str:
         call, observation = ToolCall("0.0", "python", CODE, 0), Observation("0.0", result, "ok")
-        return text_of(chat.observations([call], [observation], told=[("user", told)] if told else ()))
+        return text_of(chat.observations([call], [observation], messages=[("user", told)] if told else ()))
 
     joined = observed("42\n\nmore")
     if isinstance(chat.family, CodeBlocks):  # where an observation is a block in a user's message
@@ -103,17 +105,17 @@ def test_a_user_after_a_user_or_a_tool_joins_its_message_where_the_template_refu
 
 
 def test_lists_and_objects_are_written_with_the_quotes_that_the_template_has() -> None:
-    written = learned_chat("quoted").wrote("", [("s", {"q": [1, {"b": "x"}], "c": True})]).text
+    written = learned_chat("quoted").render_turn("", [("s", {"q": [1, {"b": "x"}], "c": True})]).text
     assert written == '<|tool_call>call:s{q:[1,{b:<|"|>x<|"|>}],c:true}<tool_call|><|im_end|>'
 
 
 def test_other_tools_are_shown_after_the_same_system_prompt_and_through_the_same_template() -> None:
     """As to clients of a served model that bring their own."""
-    shown = learned_chat("tags", system="Solve it.").showing(TOOLS[:1])
+    shown = learned_chat("tags", system="Solve it.").with_tools(TOOLS[:1])
     assert shown.tools == TOOLS[:1]
     assert shown.prompt("x") == learned_chat("tags", system="Solve it.", tools=TOOLS[:1]).prompt("x")
     assert "Solve it." in text_of(shown.prompt("x"))
-    assert shown.showing(TOOLS[:1]) is shown
+    assert shown.with_tools(TOOLS[:1]) is shown
 
 
 def test_today_is_the_same_day_tomorrow() -> None:
@@ -135,7 +137,7 @@ def test_observations_name_calls_as_the_model_did() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("m.role + '\\n' + m.content", "m.role + '\\n' + m.content | upper"), "changes what a message of the role"),
+        (("m.role + '\\n' + m.content", "m.role + '\\n' + m.content | upper"), "changes the text of a message of the role"),
         (("m.role + '\\n' + m.content", "m.role + m.content + m.content"), "leaves out, repeats or moves a message"),
         (("{{ '<|im_start|>assistant\\n' + m.content }}", "{{ '<|im_start|>assistant\\n' }}"),
          "leaves out what the assistant says"),
@@ -166,7 +168,7 @@ def test_calls_that_cannot_be_read_back_are_code_blocks(name: str, change: tuple
     assert isinstance(learned.chat.family, CodeBlocks)
     assert re.search(why, learned.why_blocks)
     assert learned.check.trains
-    chat = learned.chat.showing(TOOLS[:1])
+    chat = learned.chat.with_tools(TOOLS[:1])
     (prompt, turn, *_) = conversed(chat, [("I try.", [("python", {"code": "print(1)"})], ["1"])])
     assert "begins with ```python" in text_of(prompt)
     assert "```output\n1\n```" in text_of(turn)
@@ -259,14 +261,14 @@ class Parameters(dict[str, object]):
 
 def test_tool_sets_without_end_are_not_kept_and_the_one_in_use_is() -> None:
     template = Counting(LISTED, {"bos_token": "<s>"})
-    framing = Templated(template, learned_chat("listed").family)
+    framing = TemplateFraming(template, learned_chat("listed").family)
     before = template.rendered
     schemas: list[weakref.ref[Parameters]] = []
 
     def shown(n: int) -> str:
         parameters = Parameters(type="object", title=f"tools of client {n}")
         schemas.append(weakref.ref(parameters))
-        return "".join(piece.text for piece in framing.opened([("user", "go")], [ToolSpec("t", "", parameters)]))
+        return "".join(piece.text for piece in framing.render_prompt([("user", "go")], [ToolSpec("t", "", parameters)]))
 
     first = shown(0)
     for n in range(1, KEPT + 9):
@@ -359,5 +361,5 @@ def test_what_a_template_marks_as_generated_is_compared_with_the_loss_mask(end: 
 def test_a_further_question_is_framed_as_with_the_tools_that_are_shown() -> None:
     text = TAGS.replace("{%- else %}{{ '<|im_start|>'", "{%- else %}{{ '<|im_start|>' + ('with ' if tools else '')")
     chat = learned_chat("tags", text, tools=(ToolSpec("search"),))
-    assert "<|im_start|>with user\nmore" in text_of(chat.answered([("user", "more")]))
-    assert "<|im_start|>user\nmore" in text_of(chat.showing(()).answered([("user", "more")]))
+    assert "<|im_start|>with user\nmore" in text_of(chat.render_messages([("user", "more")]))
+    assert "<|im_start|>user\nmore" in text_of(chat.with_tools(()).render_messages([("user", "more")]))

@@ -52,8 +52,8 @@ def test_a_transcript_has_the_ids_of_a_rollout_that_went_the_same_way(style):
     rolled = Trajectory(
         "t", "t", mine.prompt("what?", "be brief"),
         (
-            Turn((mine.wrote(written(style)), *mine.observations([call], [seen])), (call,), (seen,), "call"),
-            Turn((mine.wrote("one"),)),
+            Turn((mine.render_turn(written(style)), *mine.observations([call], [seen])), (call,), (seen,), "call"),
+            Turn((mine.render_turn("one"),)),
         ),
     )  # fmt: skip
     text = Trajectory(
@@ -184,7 +184,7 @@ def test_a_folder_that_purify_wrote_is_read_without_its_audit(tmp_path):
 
 def test_ids_of_another_model_and_text_without_ids_are_refused_by_line(tmp_path):
     file = tmp_path / "ours.jsonl"
-    jsonl.write(file, [Trajectory("t", "t", chat().prompt("U"), (Turn((chat().wrote("A"),)),))])
+    jsonl.write(file, [Trajectory("t", "t", chat().prompt("U"), (Turn((chat().render_turn("A"),)),))])
     (sample,) = read_samples(file, chat(), vocabulary=TOKENIZER.size)
     assert shown(sample).endswith("assistant\n[A<|im_end|>]"), "ours go by their ids"
     with pytest.raises(RecordError, match=r"ours\.jsonl, line 1: id \d+, and the model has 50"):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.family import FAMILIES
-from retcon.chat.family import named as chat_style
 from retcon.config.load import load_recipe
 from retcon.config.schema import RepairSection, RLSection, TaskSection
 from retcon.core import registry
@@ -63,7 +62,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
 
 
 @pytest.mark.parametrize(
-    "find", [chat_style, transcript_format, imported_tasks, lambda path: find_tools([path])[0].tool]
+    "find", [FAMILIES.find, transcript_format, imported_tasks, lambda path: find_tools([path])[0].tool]
 )
 def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_called_in(
     find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -110,8 +109,8 @@ def test_an_installed_package_offers_plug_ins_by_name(install: Callable[..., Non
     assert load_recipe(None, ["repair.kind=once", "repair.attempts=3"]).repair == once(kind="once", attempts=3)
     assert dict(RepairSection.kinds.all())["once"] is once
     load_recipe(None, ["model.style=mine"])
-    assert chat_style("mine").name == "mine"
-    assert chat_style("mine") in FAMILIES.all()
+    assert FAMILIES.find("mine").name == "mine"
+    assert FAMILIES.find("mine") in FAMILIES.all()
     with pytest.raises(
         RecipeError, match=r"no repair 'onec' \(did you mean 'once'\?\); there are: branch, .*once, same"
     ):
@@ -161,7 +160,7 @@ def test_every_kind_of_plug_in_stands_in_the_table_of_contributing_with_its_fold
 
 def test_an_own_plug_in_s_example_is_called_after_all_words_of_its_kind() -> None:
     with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MY_CHAT_FAMILY$"):
-        chat_style("none such")
+        FAMILIES.find("none such")
     with pytest.raises(RecipeError, match=r"such as my_package\.my_module:MyTaskFamily$"):
         TaskSection.kinds.find("none such")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from retcon.chat.chat import Chat
-from retcon.chat.family import named
-from retcon.chat.template import Template, Templated
+from retcon.chat.family import FAMILIES
+from retcon.chat.template import Template, TemplateFraming
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
@@ -100,7 +100,7 @@ ALTERNATING = """{% if tools %}{{ tools | tojson }}{% endif %}
 
 def templated() -> Chat:
     """By a template that, as many do, looks at the first message and lets the assistant speak once at a time."""
-    framing = Templated(Template(ALTERNATING, where="the file"), named("hermes"))
+    framing = TemplateFraming(Template(ALTERNATING, where="the file"), FAMILIES.find("hermes"))
     return Chat(TOKENIZER, style="hermes", framing=framing)
 
 

@@ -52,7 +52,7 @@ def own(*turns: Segment, reward: float | None = None) -> Trajectory:
 
 
 def test_a_trajectory_that_knows_its_reward_is_not_asked_for_another(tmp_path: Path) -> None:
-    rewards, _ = kept(tmp_path, {**to_dict(own(CHAT.wrote("own"), reward=0.5)), "success": False})
+    rewards, _ = kept(tmp_path, {**to_dict(own(CHAT.render_turn("own"), reward=0.5)), "success": False})
     assert rewards == {"own": 0.5}
 
 
@@ -74,13 +74,13 @@ def made_of(file: Path, *bounds: tuple[int, int], room: int = 4000) -> list[Made
 )
 def test_what_cannot_be_learnt_by_its_ids_is_refused_by_its_line(wrote: Segment, why: str, tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
-    jsonl.write(file, [own(CHAT.wrote("A")), own(wrote)])
+    jsonl.write(file, [own(CHAT.render_turn("A")), own(wrote)])
     with pytest.raises(RecordError, match=rf"t\.jsonl, line 2: .*{why}"):
         made_of(file, (0, 2))
 
 
 def test_what_just_has_room_is_kept(tmp_path: Path) -> None:
-    file, one = tmp_path / "t.jsonl", own(CHAT.wrote("A"))
+    file, one = tmp_path / "t.jsonl", own(CHAT.render_turn("A"))
     jsonl.write(file, [one])
     room = sum(len(segment.ids or ()) for segment in one.segments)
     (whole,), (none,) = made_of(file, (0, 1), room=room), made_of(file, (0, 1), room=room - 1)

@@ -6,18 +6,18 @@ import pytest
 
 from conversing import chat_of, text_of
 from retcon.chat.chat import Chat
-from retcon.chat.family import names
+from retcon.chat.family import FAMILIES
 from retcon.core.types import Turn
 from retcon.http.endpoints import RequestRefused
 from retcon.serve.sessions import ChatMessage, MessageCall, render_continuation, render_opening
 
 
 def turn_of(chat: Chat, text: str, calls: bool = False) -> Turn:
-    written = chat.wrote(text, [("python", {"code": "print(1)"})] if calls else ())
+    written = chat.render_turn(text, [("python", {"code": "print(1)"})] if calls else ())
     return Turn((written,), chat.parse(written.ids or (), prefix="0.0").calls, stop="call" if calls else "answer")
 
 
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", FAMILIES.names)
 def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family: str) -> None:
     chat = chat_of(family)
     turn = turn_of(chat, "sampled")
@@ -25,12 +25,12 @@ def test_what_a_client_added_stands_between_the_turn_and_the_users_words(family:
     text = text_of(segments)
     assert "sampled" not in text
     assert text.index("Calling tools: f") < text.index("and then")
-    plain = text_of(chat.answered([("user", "and then")], last_id=(turn.segments[0].ids or (0,))[-1]))
+    plain = text_of(chat.render_messages([("user", "and then")], last_id=(turn.segments[0].ids or (0,))[-1]))
     assert text.endswith(plain[plain.index("and then") :])
     assert {s.kind for s in segments} <= {"prompt", "scaffold"}
 
 
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", FAMILIES.names)
 def test_results_are_rendered_as_in_a_rollout(family: str) -> None:
     chat = chat_of(family)
     turn = turn_of(chat, "I run it.", calls=True)
@@ -38,11 +38,11 @@ def test_results_are_rendered_as_in_a_rollout(family: str) -> None:
     observations, segments = render_continuation(chat, turn, [MessageCall("a", "python", "{}")], said)
     assert [(o.call_id, o.text, o.status) for o in observations] == [(turn.calls[0].id, "1", "ok")]
     last = (turn.segments[0].ids or (0,))[-1]
-    told = chat.observations(turn.calls, observations, last_id=last, told=[("user", "Go on.")], written=turn.text)
+    told = chat.observations(turn.calls, observations, last_id=last, messages=[("user", "Go on.")], written=turn.text)
     assert segments == told
 
 
-@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("family", FAMILIES.names)
 def test_a_conversation_of_elsewhere_reads_as_one_of_here(family: str) -> None:
     """The text of a history that was told is that of one that was sampled in the same words."""
     chat = chat_of(family)
@@ -58,7 +58,7 @@ def test_a_conversation_of_elsewhere_reads_as_one_of_here(family: str) -> None:
         ChatMessage("tool", "1", call_id="a", at=3),
     ]
     there = render_opening(chat, told)
-    before = text_of(chat.opened([("system", "Solve it."), ("user", "What?")]))
+    before = text_of(chat.render_prompt([("system", "Solve it."), ("user", "What?")]))
     assert text_of(there) == before + turn.text + text_of(here)
     assert {s.kind for s in there} <= {"prompt", "scaffold", "observation"}
 

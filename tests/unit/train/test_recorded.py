@@ -10,8 +10,8 @@ import pytest
 
 from conversing import bytes_of
 from retcon.chat.chat import Chat
-from retcon.chat.family import named
-from retcon.chat.template import Template, Templated
+from retcon.chat.family import FAMILIES
+from retcon.chat.template import Template, TemplateFraming
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.types import Sample, ToolSpec
@@ -48,7 +48,7 @@ ASKED: dict[str, Any] = {"role": "user", "content": "Q"}
 
 def chat(opening: str = "", thought: str = "reasoning_content") -> Chat:
     text = TEMPLATE.replace("OPENING", opening).replace("THOUGHT", thought)
-    framing = Templated(Template(text, where="the template"), named("qwen"))
+    framing = TemplateFraming(Template(text, where="the template"), FAMILIES.find("qwen"))
     return Chat(TOKENIZER, style="qwen", tools=[PYTHON], framing=framing)
 
 
@@ -106,7 +106,7 @@ def test_a_template_without_thoughts_has_them_before_the_words(tmp_path: Path) -
         ("", [f"R\n\nA{CALLED}", "B"]),
         ("<think>\n", [f"R\n</think>\n\nA{CALLED}", "\n</think>\n\nB"]),
     ):
-        framing = Templated(Template(plain.replace("OPENING", opening)), named("qwen"))
+        framing = TemplateFraming(Template(plain.replace("OPENING", opening)), FAMILIES.find("qwen"))
         assert learnt(tmp_path, Chat(TOKENIZER, style="qwen", tools=[PYTHON], framing=framing), record) == wanted
 
 

@@ -41,7 +41,7 @@ OTHERS = Chat(Others())
 
 
 def trajectory(chat: Chat) -> Trajectory:
-    return Trajectory("t", "t", chat.prompt("What is 6 · 7?"), (Turn((chat.wrote("It is 42."),)),))
+    return Trajectory("t", "t", chat.prompt("What is 6 · 7?"), (Turn((chat.render_turn("It is 42."),)),))
 
 
 def test_demonstrations_of_another_model_are_refused_by_line(tmp_path: Path) -> None:
@@ -118,5 +118,5 @@ def test_a_vocabulary_is_known_by_what_its_ids_say() -> None:
 
 def test_a_segment_without_text_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
-    jsonl.write(file, [Trajectory("t", "t", (Segment("prompt", "", (97,)),), (Turn((CHAT.wrote("A"),)),))])
+    jsonl.write(file, [Trajectory("t", "t", (Segment("prompt", "", (97,)),), (Turn((CHAT.render_turn("A"),)),))])
     assert len(read_samples(file, CHAT, vocabulary=TOKENIZER.size)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from retcon.chat.family import Family, Written
+from retcon.chat.family import Family, NamedCall
 from retcon.chat.formats import UNREADABLE
 from retcon.chat.jsons import as_json, read_value
 from retcon.chat.types import FoundCall, Piece, glue, words
@@ -27,7 +27,7 @@ _OBSERVED = re.compile(r"<\|start\|>(?:functions\.[\w.-]+|python) to=assistant[^
 
 
 class Harmony(Family):
-    """A turn is all that the model writes up to `<|call|>` or `<|return|>`: reasoning and a call are two messages."""
+    """Family of gpt-oss: a turn may hold several messages, up to `<|call|>`, `<|return|>`."""
 
     name = "harmony"
     marks = (START, MESSAGE, CHANNEL)
@@ -40,8 +40,8 @@ class Harmony(Family):
     calls_are_text = False
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
-        at, unread = 0, 0
-        while unread < UNREADABLE and (message := text.find(MESSAGE, at)) >= 0:
+        at, malformed = 0, 0
+        while malformed < UNREADABLE and (message := text.find(MESSAGE, at)) >= 0:
             header, begin = text[at:message], message + len(MESSAGE)
             recipient = _RECIPIENT.search(header)
             if recipient is None:
@@ -49,12 +49,12 @@ class Harmony(Family):
             else:
                 opening = header.rfind(START)
                 call, end = _call(text, begin, recipient[1], at + max(0, opening))
-                unread += call is None or isinstance(call.arguments, str)
+                malformed += call is None or isinstance(call.arguments, str)
                 if call is not None:
                     yield call
             at = end
 
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
         if not calls:
             return [glue(f"{CHANNEL}final{MESSAGE}"), words(text)]
         pieces = [glue(f"{CHANNEL}analysis{MESSAGE}"), words(text), glue(f"{END}{_OPENING}")] if text else []
@@ -65,10 +65,10 @@ class Harmony(Family):
             pieces += [glue(to), words(given)]
         return pieces
 
-    def end_of(self, calls: Sequence[Written]) -> str:
+    def end_of(self, calls: Sequence[NamedCall]) -> str:
         return CALL if calls else RETURN
 
-    def shown(self, text: str) -> str:
+    def visible_text(self, text: str) -> str:
         """The messages on `final`; all of a text that has no messages in it."""
         if MESSAGE not in text and CHANNEL not in text:
             return text
@@ -79,7 +79,7 @@ class Harmony(Family):
 
 
 def _call(text: str, begin: int, recipient: str, char: int) -> tuple[FoundCall | None, int]:
-    """The call that a message to `recipient` makes, None where it makes none, and where the message ends."""
+    """Return the call that a message to `recipient` makes, if any, and where the message ends."""
     name = recipient.removeprefix(_FUNCTIONS)
     if recipient != "python":
         try:

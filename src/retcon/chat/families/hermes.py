@@ -1,4 +1,4 @@
-"""Tool calls as JSON between `<tool_call>` tags, observations in a user turn, as Qwen has them; shows no tools."""
+"""Calls as JSON in `<tool_call>` tags, observations in user turns; no tools shown."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNS = """{%- for message in told %}
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-"""Jinja: the messages in `told` as turns of ChatML, calls and observations between their tags."""
+"""Jinja: messages as turns of ChatML, calls and observations between their tags."""
 FORMAT = CallFormat("object", "", f"{OPEN}\n", f"\n{CLOSE}", "\n", "", after_words="\n")
 FAMILY = LearnedFamily(
     FORMAT, (TURN_END,), observed_between=("<tool_response>\n", "\n</tool_response>"), stops=(END_OF_TEXT,),
@@ -36,10 +36,10 @@ FAMILY = LearnedFamily(
 
 
 def find_calls(text: str) -> Iterator[FoundCall]:
-    """Every `<tool_call>` with an object of `name` and `arguments` in it; malformed ones keep their text."""
+    """Find every `<tool_call>` in a text; malformed ones keep their text."""
     return (call for call, _ in FORMAT.find_calls(text))
 
 
 def render_call(name: str, arguments: Mapping[str, object]) -> str:
-    """The block that `find_calls` reads back, as Qwen3's own template writes it."""
+    """Render a call as Qwen3's own template writes it."""
     return f"{OPEN}\n{as_json({'name': name, 'arguments': arguments})}\n{CLOSE}"

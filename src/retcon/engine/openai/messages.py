@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from retcon.chat import markdown
 from retcon.chat.families import hermes
-from retcon.chat.family import Family, Framing, Written, joined, with_system
+from retcon.chat.family import Family, Framing, NamedCall, append_system, join_lines
 from retcon.chat.jsons import as_json
-from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, Tokenizer, Told, glue, words
+from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, TextMessage, Tokenizer, glue, words
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.core.types import ToolSpec
 from retcon.models.remote import text_of
@@ -129,8 +129,8 @@ class _Messages(Family, Framing):
         last = pieces.pop().text if pieces else ""
         return [*pieces, glue(f"{last}{TURN_START}assistant\n")]
 
-    def answered(self, told: Sequence[Told], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
-        return self._then_opened([self._part(role, text) for role, text in told])
+    def render_messages(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec] = ()) -> list[Piece]:
+        return self._then_opened([self._part(role, text) for role, text in messages])
 
 
 class Native(_Messages):
@@ -139,22 +139,22 @@ class Native(_Messages):
     name = "messages"
     labels_calls = True
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
+    def render_prompt(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> list[Piece]:
         parts = [self._part(role, text) for role, text in messages]
         if tools:
             shown = json.dumps([tool.as_function() for tool in tools], ensure_ascii=False)
             parts.insert(0, self._part("tools", shown))
         return self._then_opened(parts)
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+    def render_results(self, answers: Sequence[Answer], messages: Sequence[TextMessage]) -> list[Piece]:
         parts = [self._part(f"tool {_id(answer.label)}", answer.text, sort="observation") for answer in answers]
-        return self._then_opened([*parts, *(self._part(role, text) for role, text in told)])
+        return self._then_opened([*parts, *(self._part(role, text) for role, text in messages)])
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return hermes.find_calls(text)
 
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        return joined(text, (hermes.render_call(name, _arguments(given)) for name, given in calls))
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
+        return join_lines(text, (hermes.render_call(name, _arguments(given)) for name, given in calls))
 
     def observations_in(self, text: str) -> list[str]:
         parts = (part.partition("\n") for part in text.split(TURN_START))
@@ -170,21 +170,21 @@ class Fenced(_Messages):
     def __init__(self, instructions: str = INSTRUCTIONS) -> None:
         self.instructions = instructions
 
-    def opened(self, messages: Sequence[Told], tools: Sequence[ToolSpec]) -> list[Piece]:
-        shown = with_system(messages, self.instructions) if tools and self.instructions else messages
+    def render_prompt(self, messages: Sequence[TextMessage], tools: Sequence[ToolSpec]) -> list[Piece]:
+        shown = append_system(messages, self.instructions) if tools and self.instructions else messages
         return self._then_opened([self._part(role, text) for role, text in shown])
 
-    def observed(self, answers: Sequence[Answer], told: Sequence[Told]) -> list[Piece]:
+    def render_results(self, answers: Sequence[Answer], messages: Sequence[TextMessage]) -> list[Piece]:
         pieces = [glue(f"{TURN_START}user\n")]
         for n, answer in enumerate(answers):
             pieces += [glue(f"\n{PRINTED}" if n else PRINTED), Piece("observation", answer.text)]
-        return self._then_opened([[*pieces, glue(TURN_END)], *(self._part(role, text) for role, text in told)])
+        return self._then_opened([[*pieces, glue(TURN_END)], *(self._part(role, text) for role, text in messages)])
 
     def find_calls(self, text: str) -> Iterator[FoundCall]:
         return markdown.find_calls(text)
 
-    def written(self, text: str, calls: Sequence[Written]) -> list[Piece]:
-        return joined(text, (markdown.render_call(str(_arguments(given).get("code", ""))) for _, given in calls))
+    def render_turn(self, text: str, calls: Sequence[NamedCall]) -> list[Piece]:
+        return join_lines(text, (markdown.render_call(str(_arguments(given).get("code", ""))) for _, given in calls))
 
     def observations_in(self, text: str) -> list[str]:
         return [said.split(TURN_END)[0] for said in text.split(f"{TURN_START}user\n{PRINTED}")[1:]]

@@ -19,8 +19,8 @@ from typing import TypeGuard, TypeVar
 
 from retcon.chat.chat import Chat
 from retcon.chat.render import render
-from retcon.chat.template import PROBED, Refused
-from retcon.chat.types import REASONING, Tokenizer, Told
+from retcon.chat.template import PROBED, RenderError
+from retcon.chat.types import REASONING, TextMessage, Tokenizer
 from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, as_record_error, nearest
 from retcon.core.texts import counted
@@ -162,7 +162,7 @@ def _tool(recorded: Json) -> ToolSpec:
     return ToolSpec(name, str(inner.get("description") or ""), schema if isinstance(schema, dict) else ANYTHING, own)
 
 
-def told_before(record: Json, speakers: Speakers) -> list[Told]:
+def told_before(record: Json, speakers: Speakers) -> list[TextMessage]:
     """What the model was told before its first turn, with the roles that the record knows."""
     found = find_items(record)
     told = list(speakers.before)
@@ -183,7 +183,7 @@ def told_before(record: Json, speakers: Speakers) -> list[Told]:
     return before
 
 
-def asked_of(record: Json) -> list[Told]:
+def asked_of(record: Json) -> list[TextMessage]:
     """What `context_of` finds, as messages, with all that belongs to the question."""
     if not isinstance(record, dict):
         return []
@@ -197,7 +197,7 @@ def asked_of(record: Json) -> list[Told]:
     return [*_history_of(record), *(_turns_in(asked) or [("user", asked)] if asked else [])]
 
 
-def _turns_in(prompt: str) -> list[Told]:
+def _turns_in(prompt: str) -> list[TextMessage]:
     """The messages of a prompt that opens the model's turn, as rollout dumps have it; none where it is another text."""
     for turns in _TURNS:
         before, *parts = turns.split(prompt)
@@ -226,7 +226,7 @@ class HalfCall(RecordError):
     """A call lacks its result, or a result its call."""
 
 
-def refuse_unanswered(turns: Sequence[Turn], told: Iterable[Told]) -> None:
+def refuse_unanswered(turns: Sequence[Turn], told: Iterable[TextMessage]) -> None:
     """Raises HalfCall for a call without a result before the last turn, and for a result without a call."""
     for number, turn in enumerate(turns[:-1], 1):
         seen = {observation.call_id for observation in turn.observations}
@@ -237,7 +237,7 @@ def refuse_unanswered(turns: Sequence[Turn], told: Iterable[Told]) -> None:
         raise HalfCall(f"a tool's result answers no call, found {text!r:.60}: add the call before it, or take it out")
 
 
-def _history_of(record: Mapping[str, Json]) -> list[Told]:
+def _history_of(record: Mapping[str, Json]) -> list[TextMessage]:
     """Alpaca's earlier turns, pairs of what was asked and what was answered."""
     history = record.get("history")
     pairs = history if isinstance(history, list) else []
@@ -337,7 +337,7 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
     samples: list[Sample] = []
     idle: list[str] = []
     unshown: dict[str, str] = {}
-    shows = PROBED.name in _text(chat.showing([PROBED]).opened([("user", "x")]))
+    shows = PROBED.name in _text(chat.with_tools([PROBED]).render_prompt([("user", "x")]))
     calling = turns = 0
     for record, trajectory in read_rendered(file, chat):
         try:
@@ -420,7 +420,7 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
                 yield from ((record, one) for one in rendered(value, detector, chat, record.where))
             except HalfCall as error:
                 half.append(str(as_record_error(error, record.where)))
-            except (RecordError, Refused) as error:
+            except (RecordError, RenderError) as error:
                 raise as_record_error(error, record.where) from error
     except TornLine as torn:
         warnings.warn(str(torn), TaskWarning, stacklevel=2)
@@ -455,15 +455,15 @@ def _rendered(record: Json, trajectory: Trajectory, speakers: Speakers, chat: Ch
             refuse_unasked(record)
         refuse_unanswered(trajectory.turns, chain(before, *speakers.after[:-1]))
     tools = tools_of(record)
-    chat = chat if tools is None else chat.showing(tools)
+    chat = chat if tools is None else chat.with_tools(tools)
     made = in_template(trajectory, chat, before, speakers.after, speakers.thoughts)
     turns = [turn if own else _unlearnt(turn) for turn, own in zip(made.turns, speakers.learnt, strict=True)]
     return _until_learnt(replace(made, turns=tuple(turns)))
 
 
 def in_template(
-    trajectory: Trajectory, chat: Chat, before: Sequence[Told], after: Sequence[Sequence[Told]] | None = None,
-    thoughts: Sequence[str] = (),
+    trajectory: Trajectory, chat: Chat, before: Sequence[TextMessage],
+    after: Sequence[Sequence[TextMessage]] | None = None, thoughts: Sequence[str] = (),
 ) -> Trajectory:  # fmt: skip
     """Render the trajectory; keep what is known of observations where a turn's calls are those of the trajectory."""
     made = render(trajectory, chat, before, after, thoughts)
@@ -496,11 +496,11 @@ def _until_learnt(trajectory: Trajectory) -> Trajectory:
 def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]]:
     """A conversation, or texts, in which no tool was called."""
     context = context_of(record)
-    asked: list[Told] = [("user", context)] if context else []
+    asked: list[TextMessage] = [("user", context)] if context else []
     if (found := find_items(record)) is not None:
         before = asked if found[0] == ("completion",) else []
         turns: list[Turn] = []
-        after: list[list[Told]] = []
+        after: list[list[TextMessage]] = []
         thoughts: list[str] = []
         for item in found[1]:
             role = speaker_of(item)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from retcon.chat.chat import Chat
-from retcon.chat.template import Refused
+from retcon.chat.template import RenderError
 from retcon.core.errors import RecordError, TaskWarning, as_record_error
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory, ids_of
@@ -55,7 +55,7 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
         try:
             value = decoded(record)
             pair = _pair(value, chat, record.where)
-        except (RecordError, Refused) as error:
+        except (RecordError, RenderError) as error:
             raise as_record_error(error, record.where) from error
         refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
         refuse_other_texts(_own(value), chat.tokenizer, record.where)

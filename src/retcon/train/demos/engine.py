@@ -13,7 +13,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.family import AUTO
 from retcon.chat.opening import THINKING
 from retcon.chat.template import read_template
-from retcon.chat.types import Told
+from retcon.chat.types import TextMessage
 from retcon.config.load import apply_override
 from retcon.core.errors import RecipeError
 from retcon.core.types import TRAINED, Segment, Trajectory
@@ -61,7 +61,7 @@ class EngineSource:
         if self.into is None:
             return trajectory
         system = self.into.system if task.system is None else task.system
-        before: list[Told] = [] if system is None else [("system", system)]
+        before: list[TextMessage] = [] if system is None else [("system", system)]
         turns = [replace(turn, segments=tuple(map(self._unended, turn.segments))) for turn in trajectory.turns]
         spoken = replace(trajectory, turns=tuple(turns))
         return in_template(spoken, self.into, [*before, *task.before, ("user", task.question)])

@@ -184,7 +184,7 @@ class Teacher:
 def as_generation(chat: Chat, words: str, code: str | None, max_tokens: int) -> Generation:
     """What somebody wrote, as the chat's model would have sampled it: words, then a call of `python` unless code is
     None; cut off at `max_tokens`, without log-probs."""
-    written = chat.wrote(words, [] if code is None else [("python", {"code": code})]).ids or ()
+    written = chat.render_turn(words, [] if code is None else [("python", {"code": code})]).ids or ()
     if len(written) > max_tokens:
         return Generation(written[:max_tokens], None, "length")
     return Generation(written, None, "stop")
