@@ -40,11 +40,11 @@ from typing import NamedTuple
 import msgspec
 from parts.results import add_json, save
 
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.lines import PartialFile
 from retcon.store.records import Record
-from retcon.transcripts.purification import Assignment, Purification
-from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.purification import Assignment, FileJob
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks
 
 WORDS = ("the", "of", "matrix", "value", "root", "solve", "prime", "sum", "over", "each", "index", "result", "check")
 
@@ -139,8 +139,8 @@ def floor(source: Path, out: Path) -> None:
 
 
 def ours(source: Path, out: Path) -> None:
-    assignment = Assignment([source], out, False, [source.name], Offline(), audit=out.with_suffix(".audit"))
-    Purification(assignment)(lambda *_: None, lambda: False)
+    assignment = Assignment([source], out, False, [source.name], Repairer(), audit=out.with_suffix(".audit"))
+    FileJob(assignment)(lambda *_: None, lambda: False)
 
 
 def cpu(work: Callable[[Path, Path], None], source: Path, out: Path) -> float:
@@ -192,7 +192,7 @@ def growth() -> dict[str, dict[str, float]]:
         for size in sizes:
             data = make(size)
             begun = time.process_time()
-            Purifier(Offline(), "auto", Sinks(), Count())(Record(data, 1, "f.jsonl"))
+            RecordRepairer(Repairer(), "auto", Sinks(), Count())(Record(data, 1, "f.jsonl"))
             took = time.process_time() - begun
             print(f"{size:>7} {name}: {took:.2f} s" + (f", {took / before:.1f} times" if before else ""))
             before = found.setdefault(name, {})[str(size)] = took

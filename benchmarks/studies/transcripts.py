@@ -46,11 +46,11 @@ import msgspec
 from retcon.core.errors import RecordError
 from retcon.core.types import Observation, Trajectory
 from retcon.purify.failing import failed
-from retcon.purify.offline import Offline, Purified, Splice
+from retcon.purify.offline import Repairer, RepairResult, Splice
 from retcon.store.records import open_source
-from retcon.transcripts.detector import sampled
+from retcon.transcripts.detector import sample_records
 from retcon.transcripts.items import decoded
-from retcon.transcripts.purifier import Count, Purifier, Sinks, total
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks, total
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
 from parts.results import RESULTS, add_json, save
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--state", choices=("check", "ignore"), default="check")
     add_json(parser)
     arguments = parser.parse_args()
-    offline = Offline(arguments.attempts, arguments.gamma, arguments.state)
+    offline = Repairer(arguments.attempts, arguments.gamma, arguments.state)
     folder: Path = arguments.data
     sources = {path.name: sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()}
     if not sources:
@@ -177,18 +177,18 @@ def by_reason(became: Mapping[str, Counter[str]]) -> dict[str, object]:
     return {"head": ["", *became], "rows": rows}
 
 
-def purified(path: Path, offline: Offline) -> Count:
+def purified(path: Path, offline: Repairer) -> Count:
     count = counted_in(path, offline)
     row(path.name, *figures(count))
     return count
 
 
-def counted_in(path: Path, offline: Offline) -> Count:
+def counted_in(path: Path, offline: Repairer) -> Count:
     """What `retcon purify` counts in a file; of one that it refuses, nothing."""
     count = Count()
     with suppress(RecordError):
-        first = sampled(open_source(path), "auto")
-        purifier = Purifier(offline, first.detector, Sinks(), count, values=first.values)
+        first = sample_records(open_source(path), "auto")
+        purifier = RecordRepairer(offline, first.detector, Sinks(), count, values=first.values)
         for record in first.source.records:
             purifier(record)
     return count
@@ -273,7 +273,7 @@ class Repair(NamedTuple):
     source: str
     splice: Splice
     raw: Trajectory
-    result: Purified
+    result: RepairResult
 
     @property
     def kind(self) -> str:
@@ -284,7 +284,7 @@ class Repair(NamedTuple):
         return self.source, self.splice.failure
 
 
-def repairs(paths: Sequence[Path], offline: Offline) -> Iterator[Repair]:
+def repairs(paths: Sequence[Path], offline: Repairer) -> Iterator[Repair]:
     for path in paths:
         for raw in trajectories(path):
             result = offline(raw)
@@ -354,7 +354,7 @@ class Immediate(NamedTuple):
     detail: str = ""
 
 
-def immediate(paths: Sequence[Path], offline: Offline) -> Iterator[Immediate]:
+def immediate(paths: Sequence[Path], offline: Repairer) -> Iterator[Immediate]:
     for path in paths:
         for raw in trajectories(path):
             result = offline(raw)
@@ -400,7 +400,7 @@ def formatted(figure: object) -> str:
 
 def trajectories(path: Path) -> Iterator[Trajectory]:
     with suppress(RecordError):
-        first = sampled(open_source(path), "auto")
+        first = sample_records(open_source(path), "auto")
         for record in first.source.records:
             value = first.values.pop(record.number, None) or decoded(record)
             found = first.detector.format_of(value)
@@ -471,7 +471,7 @@ def judged_calls() -> dict[str, list[int]]:
     return found
 
 
-def by_source(sources: Mapping[str, Sequence[Path]], offline: Offline) -> dict[str, list[Any]]:
+def by_source(sources: Mapping[str, Sequence[Path]], offline: Repairer) -> dict[str, list[Any]]:
     """A row for each folder. Raises SystemExit for a file that the table of sources does not have."""
     listed = [line.split("\t") for line in SOURCES.read_text("utf-8").splitlines() if line and not line.startswith("#")]
     known = {(name, digest): where for name, _, where, digest in listed}

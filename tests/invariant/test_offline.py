@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from foreign import FORMATS, NAMES, REPAIRED, Step, fails, works
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.records import Record
 from retcon.transcripts.detector import Detector
-from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks
 from retcon.transcripts.verdicts import judge
 from strategies import json_values
 
@@ -51,7 +51,7 @@ every_format = pytest.mark.parametrize("name", list(FORMATS))
 
 def purified(record: dict[str, Any], **options: Any) -> tuple[dict[str, Any], Count]:
     count = Count()
-    purifier = Purifier(Offline(**options), "auto", Sinks(), count)
+    purifier = RecordRepairer(Repairer(**options), "auto", Sinks(), count)
     out = purifier(Record(msgspec.json.encode(record), 1, "f.jsonl"))
     assert out is not None
     return msgspec.json.decode(out), count
@@ -258,7 +258,7 @@ def test_a_record_with_anything_in_any_place_is_read_or_refused(name: str, data:
     for key in place[:-1]:
         inside = inside[key]
     inside[place[-1]] = data.draw(json_values | st.sampled_from(["{", "<tool_call>", "```python\n", "<execute>"]))
-    purifier = Purifier(Offline(), "auto", Sinks(audit=lambda _: None, pairs=lambda _: None), Count())
+    purifier = RecordRepairer(Repairer(), "auto", Sinks(audit=lambda _: None, pairs=lambda _: None), Count())
     with contextlib.suppress(RecordError):
         purifier(Record(msgspec.json.encode(record), 7, "f.jsonl"))
         assert purifier.count.transcripts == 1

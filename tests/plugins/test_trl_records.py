@@ -19,10 +19,10 @@ from foreign import FAILED, FIXED
 from foreign.steps import TRACEBACK
 from retcon.chat.opening import open_chat
 from retcon.core.types import ToolSpec
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
-from retcon.transcripts.purification import Assignment, Purification
+from retcon.transcripts.purification import Assignment, FileJob
 from training import make_base
 
 pytestmark = pytest.mark.filterwarnings("default")  # TRL's own
@@ -84,8 +84,8 @@ def test_pairs_and_records_with_tools_are_the_same_ids_in_trl(model: Path, tmp_p
     """But for the line end after the last turn, which is the template's, and which no model writes."""
     source, clean, pairs = (tmp_path / f"{name}.jsonl" for name in ("records", "clean", "pairs"))
     source.write_text("".join(json.dumps(one) + "\n" for one in RECORDS), encoding="utf-8")
-    work = Assignment([source], clean, False, [clean.name], Offline(), pairs=pairs)
-    (count,) = Purification(work)(lambda *_: None, lambda: False)
+    work = Assignment([source], clean, False, [clean.name], Repairer(), pairs=pairs)
+    (count,) = FileJob(work)(lambda *_: None, lambda: False)
     assert (count.shallow, count.deep) == (3, 0)
     chat = open_chat(model, tools=[ToolSpec("other")])
     line = chat.tokenizer.encode("\n")

@@ -17,9 +17,9 @@ from retcon.runs.progress import show_progress
 
 if TYPE_CHECKING:
     from retcon.core.types import Trajectory
-    from retcon.purify.offline import Offline
+    from retcon.purify.offline import Repairer
     from retcon.report.transcript import Change
-    from retcon.transcripts.purification import Assignment, Purification, Stopped
+    from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 
 State = Literal["check", "ignore"]
 
@@ -81,16 +81,16 @@ def purify(
     force: Annotated[bool, typer.Option("--force", help="Replace finished outputs.")] = False,
 ) -> None:
     """Remove failed calls that the agent fixed itself from transcripts. All else stays as it is."""
-    from retcon.purify.offline import Offline
+    from retcon.purify.offline import Repairer
     from retcon.store.lines import SUFFIX, check_no_journal
     from retcon.store.records import STDIN
     from retcon.store.whole import OutputFile, check_not_finished, check_outputs, check_suffix
     from retcon.transcripts.detector import Detector
-    from retcon.transcripts.purification import Assignment, Purification, Stopped, expand
+    from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand
     from retcon.transcripts.verdicts import read_named_failures
 
     if dry_run:
-        _list_repairs(inputs, format, Offline(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
+        _list_repairs(inputs, format, Repairer(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
         return
     if not out:
         raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
@@ -108,7 +108,7 @@ def purify(
         _check_distinct_inputs([path for path, _ in found])
     assignment = Assignment(
         inputs=[path for path, _ in found], out=target, into_folder=folder, names=names,
-        offline=Offline(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
+        offline=Repairer(attempts, gamma, state), format=format, drop_unrepaired=drop_unrepaired, skip_bad=skip_bad,
         audit=None if no_audit else audit or audit_of(target, folder), pairs=dpo, jobs=jobs,
         failures=read_named_failures(failure or ()),
     )  # fmt: skip
@@ -117,7 +117,7 @@ def purify(
     for flag, path in (("--audit", audit), ("--dpo", dpo), ("--report", report)):
         if path is not None:
             check_suffix(path, flag, also=(".parquet", ".eval", ".pt"))
-    run = Purification(assignment, resume=resume)
+    run = FileJob(assignment, resume=resume)
     reported = [OutputFile("--report", report, (report.name + SUFFIX,))] if report is not None else []
     check_outputs([*assignment.outputs(), *reported], [p for p in assignment.inputs if p != STDIN])
     for output in reported if resume else [*assignment.outputs(), *reported]:
@@ -128,13 +128,13 @@ def purify(
     try:
         with _stop_requests() as stop, show_progress("purifying (kB)") as tell:
             run(tell, stop)
-    except Stopped as stopped:
+    except JobStopped as stopped:
         raise _to_error(stopped, assignment, out) from stopped.__cause__
     _finish(run, report)
 
 
 def _list_repairs(
-    inputs: list[str], format: str, offline: Offline, failures: Mapping[str, str], skip_bad: bool
+    inputs: list[str], format: str, offline: Repairer, failures: Mapping[str, str], skip_bad: bool
 ) -> None:
     """Print for each failed call its replacement, or why it would stay."""
     import msgspec
@@ -142,9 +142,9 @@ def _list_repairs(
 
     from retcon.core.codec import from_dict
     from retcon.store.records import open_source
-    from retcon.transcripts.detector import sampled
+    from retcon.transcripts.detector import sample_records
     from retcon.transcripts.purification import expand
-    from retcon.transcripts.purifier import Count, Purifier, Sinks, repair_lines
+    from retcon.transcripts.purifier import Count, RecordRepairer, Sinks, repair_lines
 
     console = Console()
     lines: list[str] = []
@@ -154,8 +154,8 @@ def _list_repairs(
 
     total = Count()
     for path, name in expand(inputs):
-        found = sampled(open_source(path), format, skip_bad=skip_bad)
-        purifier = Purifier(offline, found.detector, Sinks(listed), total, name=name, failures=failures)
+        found = sample_records(open_source(path), format, skip_bad=skip_bad)
+        purifier = RecordRepairer(offline, found.detector, Sinks(listed), total, name=name, failures=failures)
         try:
             for record in found.source.records:
                 purifier(record)
@@ -168,7 +168,7 @@ def _list_repairs(
     console.print(f"{total.failed} of {total.calls} calls failed; {removed}; nothing was written")
 
 
-def _finish(run: Purification, report: Path | None) -> None:
+def _finish(run: FileJob, report: Path | None) -> None:
     from rich.console import Console
 
     from retcon.report.purification import purification_tables, remarks
@@ -235,7 +235,7 @@ def audit_of(out: Path, folder: bool) -> Path | None:
     return out.with_name(f"{name}.audit.jsonl")
 
 
-def _to_error(stopped: Stopped, assignment: Assignment, out: str) -> Exception:
+def _to_error(stopped: JobStopped, assignment: Assignment, out: str) -> Exception:
     """The error for a bad record, or the interrupt, with how to continue."""
     if stopped.kept is not None:
         place = out if assignment.into_folder else f"{out}.partial"

@@ -1,1 +1,1 @@
-"""What is done about a failed turn, during a rollout and afterwards in transcripts."""
+"""Repair of failed turns, during a rollout and in transcripts."""

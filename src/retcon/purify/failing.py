@@ -1,4 +1,4 @@
-"""What counts as a failure, by the status that a tool reported, and which failures are one run."""
+"""Failures by the statuses of tools, and runs of failures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FAILURES: frozenset[Status] = frozenset({"error", "timeout", "limit", "malformed
 
 
 def check_failures(failures: Set[Status]) -> None:
-    """Raises ValueError for what is no status of a failure."""
+    """Raise ValueError for a status that is no failure."""
     for status in failures - FAILURES:
         why = "never counts" if status in get_args(Status) else f"is not a status{nearest(status, FAILURES)}"
         raise ValueError(f"failures: {status!r} {why}; choose from {', '.join(sorted(FAILURES))}")
@@ -28,11 +28,11 @@ def has_failed(turn: Turn, failures: Set[Status]) -> bool:
 
 
 def failed(turn: Turn) -> bool:
-    """Whether a turn failed, with an output for each call, and was not judged before."""
+    """Whether a turn with all outputs failed and was not judged before."""
     return len(turn.calls) == len(turn.observations) and has_failed(turn, FAILURES)
 
 
-def half_answered(turn: Turn) -> bool:
+def lacks_outputs(turn: Turn) -> bool:
     """Whether a call failed in a turn that misses an output."""
     found = turn.repair is None and not FAILURES.isdisjoint([o.status for o in turn.observations])
     return found and not failed(turn)
@@ -51,17 +51,17 @@ def turn_does_nothing(turn: Turn) -> bool:
 
 
 def is_fix(turn: Turn) -> bool:
-    """Whether an attempt can take a failure's place: all its calls succeeded, and one of them does something."""
+    """Whether an attempt can replace a failure: all calls succeeded, and one of them does something."""
     return works(turn) and not all(map(is_noop, turn.calls))
 
 
-def spoken_after(turn: Turn) -> bool:
+def user_follows(turn: Turn) -> bool:
     """Whether a user spoke between this turn and the next."""
     return "prompt" in [s.kind for s in turn.segments]
 
 
 def run_starts(turns: Sequence[Turn]) -> list[int]:
-    """Where runs of failures begin: calls that do nothing, and failures, continue a run that no user interrupts."""
+    """Find where runs of failures begin; calls that do nothing continue a run, a user's words end it."""
     starts: list[int] = []
     running = False
     for n, turn in enumerate(turns):
@@ -71,16 +71,16 @@ def run_starts(turns: Sequence[Turn]) -> list[int]:
             running = True
         elif not (running and turn_does_nothing(turn)):
             running = False
-        running = running and not spoken_after(turn)
+        running = running and not user_follows(turn)
     return starts
 
 
 def run_end(turns: Sequence[Turn], start: int) -> tuple[int, str | None]:
-    """Find the turn after a run of failures, and why that is no fix."""
+    """Find the turn after a run of failures; if no fix, say why."""
     at = start
     while failed(turns[at]) or turn_does_nothing(turns[at]):
         at += 1
-        if spoken_after(turns[at - 1]):
+        if user_follows(turns[at - 1]):
             return at, "user"
         if at == len(turns):
             return at, "end"

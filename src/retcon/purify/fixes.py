@@ -1,6 +1,6 @@
-"""Why the call that works after a failure is no fix of it, by the two turns alone: offline, a fix has to be recognised.
+"""Checks that a call fixes an earlier failure, by both turns alone.
 
-Each check gives what it found, as text for the record, or None. Whatever is in doubt is no fix.
+Each check returns its finding, as text for the record, or None. What is in doubt is no fix.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePath
 
 from retcon.core.types import Observation, ToolCall, Turn
-from retcon.purify.kept import prose, unreferring
+from retcon.purify.kept import prose, strip_references
 from retcon.purify.programs import (
     below,
     definitions,
@@ -48,10 +48,10 @@ _UNBOUNDED = frozenset({"ImportError", "ModuleNotFoundError", "NameError", "Synt
 """Errors that no range has a part in."""
 
 
-def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[str, str] | None:
+def find_evasion(failure: Turn, fix: Turn, known: Callable[[str], bool]) -> tuple[str, str] | None:
     """Find how a fix computes nothing, runs nothing, or evades what failed.
 
-    told: whether a number stands in what the fix did not invent."""
+    known: whether a number stands before the fix."""
     pairs = [(f.code, g.code) for f in failure.calls for g in fix.calls if is_program(f) and is_program(g)]
     lost = next((name for f, g in pairs for name in (only_constants(f, g),) if name is not None), None)
     if lost is None:
@@ -60,11 +60,11 @@ def weak(failure: Turn, fix: Turn, told: Callable[[str], bool]) -> tuple[str, st
         return "constant", lost
     if pairs and all(runs_nothing(g) and not runs_nothing(f) for f, g in pairs):
         return "unexecuted", ""
-    return _avoided(failure, fix, pairs, told)
+    return _avoided(failure, fix, pairs, known)
 
 
 def _avoided(
-    failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], told: Callable[[str], bool]
+    failure: Turn, fix: Turn, pairs: Sequence[tuple[str, str]], known: Callable[[str], bool]
 ) -> tuple[str, str] | None:
     """Find how a fix evades what failed, in both turns' programs."""
     empty = next((o.text.strip() for o in fix.observations if _EMPTY.fullmatch(o.text)), None)
@@ -75,7 +75,7 @@ def _avoided(
     lines = [line for o in failure.observations if (line := line_of(o))]
     for before, after in pairs:
         ways = (
-            _made_up(after, missing, told),
+            _made_up(after, missing, known),
             _otherwise(before, after, fix.observations),
             *(_left_out(before, after, line) for line in lines),
             *((_narrower(before, after), _filtered(before, after)) if bounded else ()),
@@ -96,8 +96,8 @@ def _only_imports(before: str, after: str) -> bool:
     return len(rest) == 2 and rest[0] == rest[1]
 
 
-def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
-    """Find the text by which a later attempt abandons the failure's stated plan."""
+def find_lost_plan(failure: Turn, later: Sequence[Turn]) -> str | None:
+    """Find the text by which a later attempt abandons the failure's plan."""
     if any(o.error_type == "AssertionError" for o in failure.observations):
         given_up: str | None = "an assertion failed"
     else:
@@ -106,12 +106,12 @@ def plan_given_up(failure: Turn, later: Sequence[Turn]) -> str | None:
 
 
 def keeps_plan(failure: Turn, fix: Turn) -> bool:
-    """Whether the fix's own words can stand for those of the failure: where these speak of something that both programs
-    have, so does what the fix says. Else they tell what was changed, and the plan that it belongs to would be gone."""
+    """Whether the fix's words keep the failure's plan: if that names something of both programs, they do so, too. Else
+    they only describe the change, and the plan would be gone."""
     first, second = (set[str]().union(*(_names(c.code) for c in t.calls if is_program(c))) for t in (failure, fix))
     shared = {part for name in first & second for part in _words(name)}
-    planned, told = (shared & _words(unreferring(prose(turn), "fix")) for turn in (failure, fix))
-    return bool(told) or not planned
+    planned, repeated = (shared & _words(strip_references(prose(turn), "fix")) for turn in (failure, fix))
+    return bool(repeated) or not planned
 
 
 def _names(code: str) -> set[str]:
@@ -122,7 +122,7 @@ def _words(text: str) -> set[str]:
     return {part.lower().removesuffix("s") for part in _PART.findall(text)}
 
 
-def same_end(failure: Turn, fix: Turn) -> bool:
+def shares_goal(failure: Turn, fix: Turn) -> bool:
     """Whether the fix pursues what the failed program was for.
 
     It binds one of that program's goals, or computes the very expression that failed. Of a program that failed on
@@ -140,19 +140,19 @@ def same_end(failure: Turn, fix: Turn) -> bool:
     return False
 
 
-def another_end(failure: Turn, fix: Turn) -> str | None:
-    """Find the failed program's goal that the fix, which has others, no longer binds."""
+def misses_goal(failure: Turn, fix: Turn) -> str | None:
+    """Find the failed program's goal that a fix with others lost."""
     programs = [c.code for c, o in zip(failure.calls, failure.observations, strict=True) if o.status != "ok"]
     wanted = frozenset().union(*map(goals, programs))
     own = frozenset().union(*(goals(call.code) for call in fix.calls if is_program(call))) if wanted else wanted
-    if not own or same_end(failure, fix):
+    if not own or shares_goal(failure, fix):
         return None
     bound = _bound(fix) | own
     alike = any(one.startswith(other) or other.startswith(one) for one in wanted for other in bound)
     return None if alike else min(wanted)
 
 
-def another_call(failure: Turn, fix: Turn, gamma: float) -> str | None:
+def find_change(failure: Turn, fix: Turn, gamma: float) -> str | None:
     """Find the argument in which a fix asks for something else.
 
     For calls without a program; None where both try one thing. A lookup with another value is another call, however
@@ -255,7 +255,7 @@ def _bound(turn: Turn) -> frozenset[str]:
     return frozenset().union(*(definitions(c.code) for c in turn.calls if is_program(c)))
 
 
-def _by_hand(before: str, after: str, said: str) -> str | None:
+def _by_hand(before: str, after: str, words: str) -> str | None:
     """Find a hardcoded value that a solver computed before, and no words derive."""
     if _SOLVERS.isdisjoint(_NAME.findall(before)):
         return None
@@ -266,7 +266,7 @@ def _by_hand(before: str, after: str, said: str) -> str | None:
         isinstance(n, ast.For | ast.While | ast.comprehension) for n in below(fixed)
     ):
         return None
-    shown = re.sub(r"\s+", "", said + "\n".join(line.partition("#")[2] for line in after.split("\n")))
+    shown = re.sub(r"\s+", "", words + "\n".join(line.partition("#")[2] for line in after.split("\n")))
     for node in fixed.body:
         value = getattr(node, "value", None)
         if isinstance(value, ast.BinOp) and not any(isinstance(n, ast.Name) for n in below(value)):
@@ -338,11 +338,11 @@ def _left_out(before: str, after: str, line: int) -> str | None:
     return None
 
 
-def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) -> str | None:
+def _made_up(after: str, missing: Collection[str], known: Callable[[str], bool]) -> str | None:
     """Find a missing name that the fix binds to an invented value.
 
-    That is None, a number that stands nowhere before, or a value that the program discards. Counters and lists that
-    the program goes on to change do not count."""
+    Such a value is `None`, a number that stands nowhere before, or one that the program discards. Counters and lists
+    that the program goes on to change do not count."""
     tree = parse(after) if any(name in after for name in missing) else None
     if tree is None:
         return None
@@ -356,7 +356,7 @@ def _made_up(after: str, missing: Collection[str], told: Callable[[str], bool]) 
             text = source(value)
             number = _NUMBER.search(text)
             later = any(isinstance(n, ast.Assign) and n is not node and name in dict(_bindings(n)) for n in tree.body)
-            if text == "None" or (number is not None and (later or not told(number[0]))):
+            if text == "None" or (number is not None and (later or not known(number[0]))):
                 return f"{name} = {text}"
     return None
 

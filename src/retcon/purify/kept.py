@@ -1,8 +1,8 @@
-"""What stays after a splice, read from the end of a transcript to its beginning: does it speak of what was taken out?
+"""References of the remaining turns to failures that a splice removes.
 
-Whoever wrote it had seen the failure. Sentences and comments by which `words` says that they refer to it are cut where
-whole sentences are left; where they cannot be, the splice is refused. A failure that stays, and a user's word, give
-what is said after them something to refer to: only what stands before the next of these is looked at.
+The model that wrote these turns had seen the failure. Sentences and comments that refer to it, by `words`, are cut
+where whole sentences are left; where they cannot be, the splice is refused. Turns are read from the last to the first,
+each only up to the next failure that stays or user's message, as later words may refer to those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retcon.core.types import TRAINED, Cut, Observation, Turn
-from retcon.purify.failing import spoken_after
+from retcon.purify.failing import user_follows
 from retcon.purify.programs import parse
 from retcon.purify.tools import has_program
 from retcon.purify.words import (
@@ -53,8 +53,8 @@ _TELLING = 5
 
 
 class Edit(Struct, frozen=True):
-    """What a raw turn stays with. words: stretches [start, end) of its text, before its call, that go. program: its
-    one call's program as it was and as it is to be, None where that stays."""
+    """Edit of a raw turn. words: spans [start, end) to cut from its text before its call. program: its one call's
+    program, old and new; None where that stays."""
 
     turn: int
     words: tuple[tuple[int, int], ...] = ()
@@ -66,15 +66,15 @@ class _Flag(NamedTuple):
     place: Place
     one: Sentence
     fixed: bool
-    """Whether it stands where nothing may be cut."""
+    """Whether nothing may be cut at its place."""
 
     def covers(self, other: _Flag) -> bool:
         """Whether both are of the same words."""
         return self[:2] == other[:2] and self.one.start < other.one.end and other.one.start < self.one.end
 
 
-class Refused(NamedTuple):
-    """Why a splice would leave a contradiction. rule: of `words.RULES`, or `leans`, `repeated`, `value` or `name`."""
+class Objection(NamedTuple):
+    """Reason against a splice. rule: of `words.RULES`, or `leans`, `repeated`, `value` or `name`."""
 
     rule: str
     text: str
@@ -86,7 +86,7 @@ class _Index(dict[str, int]):
     done = 0
 
 
-class Kept:
+class References:
     """References of the remaining turns to what a splice removes."""
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
@@ -105,7 +105,7 @@ class Kept:
         self._together: dict[tuple[int | str, ...], list[int]] = {}
         self._alike: list[list[int]] = []
         """Of each turn those with the same outputs, between the same words of users."""
-        self._said: dict[int, str] = {}
+        self._prose: dict[int, str] = {}
         self._tails: dict[int, str] = {}
         """Of turns that were asked about, their words before the first call, and from it on."""
         self._firsts_of: dict[int, dict[tuple[str, ...], int]] = {}
@@ -113,14 +113,14 @@ class Kept:
         self._ids = any(s.ids is not None for turn in turns for s in turn.segments if s.kind in TRAINED)
 
     def fold(self, number: int, words: int, *, trouble: bool, stays: bool) -> None:
-        """Take in that turn `number` stays, with the words of turn `words`. trouble: whether what comes after its words
-        gives later ones something to refer to. stays: whether it failed and stays, so that nothing in it is cut."""
+        """Add turn `number`, which stays, with the words of turn `words`. trouble: whether later words may refer to
+        what follows its own. stays: whether it failed and stays, so that nothing in it is cut."""
         if trouble:
-            self.told_more()
+            self.reset_references()
         turn = self.turns[number]
         fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self.turns[words])))
-        said = self.prose(words)
-        own = [_Flag(words, "words", one, fixed) for one in referring(said, "later")]
+        text = self.prose(words)
+        own = [_Flag(words, "words", one, fixed) for one in referring(text, "later")]
         self._later.append((words, fixed))
         self._folded.append((number, words))
         for call in turn.calls:
@@ -141,12 +141,12 @@ class Kept:
         index.done = len(self._folded)
         return index
 
-    def told_more(self) -> None:
-        """Something comes in between that all later words may refer to."""
+    def reset_references(self) -> None:
+        """Drop the references so far: all later words may refer to what comes in between."""
         self._flags.clear()
         self._later.clear()
 
-    def objection(self, first: int, stop: int, *, shallow: bool) -> Refused | None:
+    def objection(self, first: int, stop: int, *, shallow: bool) -> Objection | None:
         """Find why turn `stop` cannot replace turns from `first`; if it can, cut references."""
         wanted = [*self._flags, *self._repeated(first, stop, shallow), *self._own(first, stop, shallow)]
         if (lost := self._lost(first, stop, first if shallow else stop)) is not None:
@@ -157,7 +157,7 @@ class Kept:
         for (turn, place), flags in by_place.items():
             if not self._can_cut(turn, place, [f.one for f in flags]) or any(f.fixed for f in flags):
                 one = next((f for f in flags if f.fixed), flags[0])
-                return Refused(one.one.rule or "", self._text(one))
+                return Objection(one.one.rule or "", self._text(one))
         for flag in wanted:
             self._cuts.setdefault((flag.turn, flag.place), []).append(flag)
             self._cut_for.setdefault(first, []).append(Cut(flag.turn, flag.one.rule or "", self._text(flag)))
@@ -170,7 +170,7 @@ class Kept:
         return sorted(self._cut_for.get(first, ()))
 
     def edits(self) -> tuple[Edit, ...]:
-        """What was cut, by turn."""
+        """Return what was cut, by turn."""
         out: list[Edit] = []
         for turn in sorted({turn for turn, _ in self._cuts}):
             program = None
@@ -206,32 +206,32 @@ class Kept:
         if not self._later:
             return
         words = [prose(turn) for turn in (self.turns[first + 1 : stop + 1] if shallow else self.turns[first:stop])]
-        gone = dict.fromkeys(said[one.start : one.end] for said in words for one in referring(said, "fix"))
+        gone = dict.fromkeys(text[one.start : one.end] for text in words for one in referring(text, "fix"))
         telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
         for turn, fixed in self._later if telling_ones else ():
-            said = self.prose(turn)
-            for one in sentences(said) if any(text in said for text in telling_ones) else ():
+            text = self.prose(turn)
+            for one in sentences(text) if any(telling in text for telling in telling_ones) else ():
                 flag = _Flag(turn, "words", replace(one, rule="repeated"), fixed)
                 known = self._is_cut(flag) or any(flag.covers(other) for other in self._flags)
-                if said[one.start : one.end] in telling_ones and not known:
+                if text[one.start : one.end] in telling_ones and not known:
                     yield flag
 
-    def _lost(self, first: int, stop: int, words: int) -> Refused | None:
+    def _lost(self, first: int, stop: int, words: int) -> Objection | None:
         """Find a mentioned name or value that a splice removes."""
         gone = self.turns[first:stop]
         failed = [o for turn in gone for o in turn.observations if o.status != "ok"]
         fix = self.turns[stop]
-        said, asked = self.prose(words), _asked(fix)
-        # What is said after the call was written before its output: a result in it is made up.
+        own_words, asked = self.prose(words), _asked(fix)
+        # Words after the call were written before its output: a result in them is made up.
         if made_up := decimals(self._tail(stop)):
             has = set[str]().union(*map(tokens, _shown(fix)))
             for token in sorted(made_up):
                 if not any(seen.startswith(token) for seen in has) and self._new(token, first):
-                    return Refused("value", token)
-        own, now = mentions(said), _named(asked) if asked else set[str]()
+                    return Objection("value", token)
+        own, now = mentions(own_words), _named(asked) if asked else set[str]()
         missing = {t for o in failed for t in absent(o.text)}
         results = set[str]().union(*[entities(text) for t in gone for o in t.observations if (text := _result(o))])
-        named = relied_on(said + _arguments(fix)) if results else set()
+        named = relied_on(own_words + _arguments(fix)) if results else set()
         spoken = own or now or missing or results or self._places("mentioned") or self._places("asked")
         if not spoken:
             return None
@@ -242,29 +242,29 @@ class Kept:
             numbers = {t for call in self.turns[first].calls for t in tokens(call.code) if t[0].isdigit()}
             for token in sorted((own & numbers) - has):
                 if self._new(token, first):
-                    return Refused("value", token)
+                    return Objection("value", token)
         # Users' words stay, whatever they are about.
         raised = {o.error_type.rpartition(".")[2] for o in failed if o.error_type}
         for token in sorted((names | raised) - has):
             if self._missed(token, 2 * stop + 1 if token in now else self._places("asked").get(token), first):
-                return Refused("name" if token in names else "exception", token)
+                return Objection("name" if token in names else "exception", token)
         has |= tokens(asked)
         for token in sorted((values | names) - has):
             at = (
                 2 * stop if token in own and (token in names or words == stop) else self._places("mentioned").get(token)
             )
             if self._missed(token, at, first):
-                return Refused("value" if token in values else "name", token)
-        # What a result named, and what is said or asked for later by it.
+                return Objection("value" if token in values else "name", token)
+        # Entities of a removed result that later words rely on.
         for token in sorted(results - has):
             at = 2 * stop if token in named else self._places("relied on").get(token)
             if self._missed(token, at, first):
-                return Refused("value" if token[0].isdigit() else "name", token)
+                return Objection("value" if token[0].isdigit() else "name", token)
         missing = missing & names - has
-        bare = bare_words(said if words == first else unreferring(said, "fix")) if missing else set()
+        bare = bare_words(own_words if words == first else strip_references(own_words, "fix")) if missing else set()
         for token in sorted(missing):
             if self._missed(token, 2 * stop if token in bare else self._places("bare").get(token), first):
-                return Refused("name", token)
+                return Objection("name", token)
         return None
 
     def named_alone(self, first: int, stop: int) -> str | None:
@@ -278,25 +278,25 @@ class Kept:
 
     def _missed(self, token: str, at: int | None, first: int) -> bool:
         """Whether a token is mentioned at a place and shown nowhere before."""
-        return at is not None and self._places("told").get(token, at) >= at and self._new(token, first)
+        return at is not None and self._places("shown").get(token, at) >= at and self._new(token, first)
 
     def _new(self, token: str, first: int) -> bool:
         """Whether nothing before turn `first` has a token."""
         return self._firsts().get(token, first) >= first
 
-    def told_before(self, number: str, turn: int) -> bool:
+    def known_before(self, number: str, turn: int) -> bool:
         """Whether a number stands before a turn, or in its words."""
         number = plain(number)
         return self._firsts().get(number, turn) < turn or number in tokens(self.prose(turn))
 
     def done_before(self, stop: int, first: int) -> bool:
-        """Whether a fix only repeats a step and output from before the failure."""
+        """Whether a fix only repeats a step from before the failure."""
         if not self._alike:
             spoken = 0
             for n, turn in enumerate(self.turns):
                 self._alike.append(self._together.setdefault((spoken, *_outputs(turn)), []))
                 self._alike[-1].append(n)
-                spoken += spoken_after(turn)
+                spoken += user_follows(turn)
         alike = self._alike[stop]
         if alike[0] >= first:
             return False
@@ -318,9 +318,9 @@ class Kept:
 
     def prose(self, turn: int) -> str:
         """Return the words of a turn, computed once."""
-        if turn not in self._said:
-            self._said[turn] = prose(self.turns[turn])
-        return self._said[turn]
+        if turn not in self._prose:
+            self._prose[turn] = prose(self.turns[turn])
+        return self._prose[turn]
 
     def _tail(self, turn: int) -> str:
         """Return the tail of a turn, computed once."""
@@ -346,12 +346,12 @@ class Kept:
         return text[flag.one.start : flag.one.end]
 
 
-_READERS: dict[str, Callable[[Kept, int, int], Iterable[tuple[Iterable[str], int]]]] = {
+_READERS: dict[str, Callable[[References, int, int], Iterable[tuple[Iterable[str], int]]]] = {
     "mentioned": lambda kept, n, words: [(mentions(kept.prose(words)), 2 * n)],
-    "bare": lambda kept, n, words: [(bare_words(unreferring(kept.prose(words), "later")), 2 * n)],
+    "bare": lambda kept, n, words: [(bare_words(strip_references(kept.prose(words), "later")), 2 * n)],
     "relied on": lambda kept, n, words: [(relied_on(kept.prose(words) + _arguments(kept.turns[n])), 2 * n)],
     "asked": lambda kept, n, _: [(_named(asked), 2 * n + 1)] if (asked := _asked(kept.turns[n])) else [],
-    "told": lambda kept, n, _: [
+    "shown": lambda kept, n, _: [
         (tokens(_asked(kept.turns[n])), 2 * n + 1),
         *((tokens(one), 2 * n) for one in _shown(kept.turns[n])),
     ],
@@ -366,12 +366,12 @@ def prose(turn: Turn) -> str:
     return turn.text[: turn.calls[0].char] if turn.calls else turn.text
 
 
-def unreferring(said: str, place: Literal["fix", "later"]) -> str:
+def strip_references(text: str, place: Literal["fix", "later"]) -> str:
     """Remove sentences that refer to a failure."""
-    return without(said, [(one.start, one.end) for one in referring(said, place)])
+    return without(text, [(one.start, one.end) for one in referring(text, place)])
 
 
-def edited(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
+def apply_edits(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
     """Apply edits of words and of the program to a turn."""
     length = sum(end - start for start, end in words.words) if words else 0
     segments = list(turn.segments)

@@ -1,4 +1,4 @@
-"""Which rollouts are purified when only a share of them is, and how that share changes over a run."""
+"""Share of purified rollouts, and its schedule over a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from retcon.core.types import Trajectory, count_first_tries
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """p as a function of the step: straight lines between `points`, (step, p); level before the first, after the last.
+    """Schedule of p by step: piecewise linear between `points`, (step, p), constant outside.
 
-    Two points at one step are a jump; the second holds from that step on. Raises ValueError where there are no points,
-    a p lies outside [0, 1] or a step comes after a greater one."""
+    Two points at one step are a jump; the second holds from that step on. Raises ValueError without points, for a p
+    outside [0, 1], and for decreasing steps."""
 
     points: Sequence[tuple[int, float]]
 

@@ -17,9 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retcon.core.types import Cut, Observation, RepairRecord, ToolCall, Trajectory, Turn
-from retcon.purify.failing import failed, half_answered, run_end, run_starts, spoken_after, turn_does_nothing, works
-from retcon.purify.fixes import another_call, another_end, keeps_plan, line_of, plan_given_up, same_end, weak
-from retcon.purify.kept import Edit, Kept, Refused, edited, prose
+from retcon.purify.failing import failed, lacks_outputs, run_end, run_starts, turn_does_nothing, user_follows, works
+from retcon.purify.fixes import find_change, find_evasion, find_lost_plan, keeps_plan, line_of, misses_goal, shares_goal
+from retcon.purify.kept import Edit, Objection, References, apply_edits, prose
 from retcon.purify.programs import assertions, bound_before, effects, handlers, needs, reads
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
@@ -36,9 +36,9 @@ class SessionState:
     def __init__(self, turns: Sequence[Turn]) -> None:
         self._turns = turns
         self._needed: dict[str, bool] = {}
-        """Of each name in what follows whether it is read before it is bound; but for `_unread`."""
+        """Whether later turns, except `_unread`, read a name before they bind it."""
         self._unread: list[Turn] = []
-        """Turns that follow, from the last to the first, whose programs nobody has asked for yet."""
+        """Later turns, from the last to the first, whose programs have not been looked at."""
         self._imported: dict[tuple[str, str], int] | None = None
 
     def fold(self, turn: Turn) -> None:
@@ -165,7 +165,7 @@ UNFIT = "the failure's words are not about the fix"
 
 
 class Splice(Struct, frozen=True):
-    """Turns `failure` to `fix` of the raw trajectory, made one.
+    """Splice of turns `failure` to `fix` of the raw trajectory.
 
     Args:
         shallow: whether r_t is the failure's."""
@@ -175,29 +175,29 @@ class Splice(Struct, frozen=True):
     shallow: bool
 
 
-class LeftAlone(Struct, frozen=True):
-    """A failed turn of the raw trajectory that stays, and why. detail: what the reason is about, such as names."""
+class UnrepairedFailure(Struct, frozen=True):
+    """Failed turn that stays, and why. detail: what the reason is about, such as names."""
 
     turn: int
     reason: Reason
     detail: str = ""
 
 
-class Purified(Struct, frozen=True):
-    """trajectory: with its raw turns in `abandoned`. splices, left, edits: in the order of the raw turns. cuts: the
-    sentences and comments that edits leave out, with the rule of each."""
+class RepairResult(Struct, frozen=True):
+    """Result of a repair. trajectory: with its raw turns in `abandoned`. splices, left, edits: in the order of the raw
+    turns. cuts: the sentences and comments that edits leave out, with the rule of each."""
 
     trajectory: Trajectory
     splices: tuple[Splice, ...]
-    left: tuple[LeftAlone, ...]
+    left: tuple[UnrepairedFailure, ...]
     edits: tuple[Edit, ...] = ()
     cuts: tuple[Cut, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Offline:
-    """attempts: K; a run of failures that is longer stays whole. gamma: γ in [0, 1]. state: `check` whether what a
-    failed call left behind is needed later, or `ignore` it, for tools that keep nothing between calls."""
+class Repairer:
+    """Repair of whole trajectories. attempts: K; a longer run of failures stays whole. gamma: γ in [0, 1]. state:
+    `check` whether a failed call's state is needed later, or `ignore` it, for tools that keep none between calls."""
 
     attempts: int = 3
     gamma: float = 0.5
@@ -211,9 +211,9 @@ class Offline:
         if self.state not in ("check", "ignore"):
             raise ValueError(f"state must be 'check' or 'ignore', not {self.state!r}")
 
-    def __call__(self, trajectory: Trajectory) -> Purified:
-        """The purified trajectory. A pure function; applied to its own result, also as another format keeps that, it
-        changes nothing: a run of failures of which that is not so stays whole."""
+    def __call__(self, trajectory: Trajectory) -> RepairResult:
+        """Repair a trajectory. A pure function, and idempotent, also on a result that another format has kept: a run of
+        failures where it would not be stays whole."""
         whole: frozenset[int] = frozenset()
         while True:
             made = self._purified(trajectory, whole)
@@ -222,19 +222,19 @@ class Offline:
             again = self(_as_kept(made.trajectory, trajectory)).splices
             if not (unsettled := _runs_of(again, made, trajectory.turns)):
                 return made
-            if unsettled <= whole:  # what stood against them is what other repairs took out: these are none, either
+            if unsettled <= whole:  # only text that other repairs removed stood against them: drop those, too
                 starts = run_starts(trajectory.turns)
                 unsettled = frozenset(starts[bisect_right(starts, one.failure) - 1] for one in made.splices)
             whole |= unsettled
 
-    def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> Purified:
+    def _purified(self, trajectory: Trajectory, whole: Collection[int]) -> RepairResult:
         """Repair once, and leave the runs that begin at `whole` alone."""
         turns = trajectory.turns
         starts = run_starts(turns)
-        left = [LeftAlone(n, "unanswered") for n, turn in enumerate(turns) if half_answered(turn)]
+        left = [UnrepairedFailure(n, "unanswered") for n, turn in enumerate(turns) if lacks_outputs(turn)]
         if not starts and not left:
-            return Purified(trajectory, (), ())
-        after = _After(turns, "\n".join(s.text for s in trajectory.prompt))
+            return RepairResult(trajectory, (), ())
+        after = _Suffix(turns, "\n".join(s.text for s in trajectory.prompt))
         splices: list[Splice] = []
         # From the last run to the first, so that what follows a run is what will follow it in the result.
         for start in reversed(starts):
@@ -254,19 +254,19 @@ class Offline:
                     shallow, objection = self._made(after, at, stop)
                 if objection is None:
                     splices.append(Splice(at, stop, shallow))
-                    after.spliced(splices[-1])
+                    after.fold_splice(splices[-1])
                     break
-                left.append(LeftAlone(at, *objection))
+                left.append(UnrepairedFailure(at, *objection))
                 if objection[0] == "words":
                     reason = "words"  # whatever is tried later in the run, the same words would stay beside it
         splices.reverse()
         left.sort(key=lambda one: one.turn)
         result = self._put_together(turns, splices, left, after.kept)
         cuts = tuple(sorted(after.kept.cut))
-        return Purified(replace(trajectory, turns=result), tuple(splices), tuple(left), after.kept.edits(), cuts)
+        return RepairResult(replace(trajectory, turns=result), tuple(splices), tuple(left), after.kept.edits(), cuts)
 
     def _put_together(
-        self, turns: Sequence[Turn], splices: Sequence[Splice], left: Sequence[LeftAlone], kept: Kept
+        self, turns: Sequence[Turn], splices: Sequence[Splice], left: Sequence[UnrepairedFailure], kept: References
     ) -> tuple[Turn, ...]:
         edits = {edit.turn: edit for edit in kept.edits()}
         of_splice = {splice.failure: splice for splice in splices}
@@ -290,23 +290,23 @@ class Offline:
                 ]
                 turn = replace(turn, segments=tuple(segments))
             if words in edits or call in edits:
-                turn = edited(turn, edits.get(words), edits.get(call))
+                turn = apply_edits(turn, edits.get(words), edits.get(call))
             out.append(turn)
             number = call + 1
         return tuple(out)
 
-    def _objection(self, after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
+    def _objection(self, after: _Suffix, at: int, stop: int) -> tuple[Reason, str] | None:
         """Find why turn `stop` is no fix of turn `at`."""
         failure, fix = after.turns[at], after.turns[stop]
         if {c.name for c in failure.calls} != {c.name for c in fix.calls}:
             return "unrelated", "another tool"
-        if (name := another_call(failure, fix, self.gamma)) is not None:
+        if (name := find_change(failure, fix, self.gamma)) is not None:
             return "unrelated", name
         programs = any(c.malformed or has_program(c) for c in failure.calls)
         alike = not programs or at_least(program(failure.calls), program(fix.calls), self.gamma)
-        if not alike and not same_end(failure, fix):
+        if not alike and not shares_goal(failure, fix):
             return "unrelated", ""
-        if (name := another_end(failure, fix)) is not None:
+        if (name := misses_goal(failure, fix)) is not None:
             return "unrelated", name
         for call, observation in zip(failure.calls, failure.observations, strict=True):
             if observation.status == "ok" and not any(self._alike(call, other) for other in fix.calls):
@@ -316,7 +316,7 @@ class Offline:
             return "assertion", min(gone)
         if sum([handlers(c.code) for c in fix.calls]) > sum([handlers(c.code) for c in failure.calls]):
             return "swallowed", ""
-        if (poor := weak(failure, fix, lambda number: after.kept.told_before(number, at))) is not None:
+        if (poor := find_evasion(failure, fix, lambda number: after.kept.known_before(number, at))) is not None:
             return poor
         if after.kept.done_before(stop, at):
             return "avoided", "it had been done before the failure"
@@ -326,7 +326,7 @@ class Offline:
             return "doubted", doubt
         return None
 
-    def _made(self, after: _After, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
+    def _made(self, after: _Suffix, at: int, stop: int) -> tuple[bool, tuple[Reason, str] | None]:
         """Decide whether a splice is shallow, and find why it is impossible.
 
         Without a reason every reference to the failure was cut. The fix keeps its own words, however alike the
@@ -339,36 +339,36 @@ class Offline:
             own = (
                 says_something(prose(fix))
                 and keeps_plan(failure, fix)
-                and after.refused(at, stop, shallow=False) is None
+                and after.objection(at, stop, shallow=False) is None
             )
             return False, None if own else unfit
-        refused = after.refused(at, stop, shallow=shallow)
+        refused = after.objection(at, stop, shallow=shallow)
         return shallow, None if refused is None else ("words", f"{refused.rule}: {refused.text}")
 
     def _alike(self, call: ToolCall, other: ToolCall) -> bool:
         return call.name == other.name and at_least(program((call,)), program((other,)), self.gamma)
 
 
-class _After:
+class _Suffix:
     """Turns that follow in the result, folded in backwards."""
 
     def __init__(self, turns: Sequence[Turn], prompt: str) -> None:
         self.turns = turns
-        self.kept = Kept(turns, prompt)
+        self.kept = References(turns, prompt)
         self._at = len(turns)
         self._session = SessionState(turns)
 
-    def spliced(self, splice: Splice) -> None:
+    def fold_splice(self, splice: Splice) -> None:
         """Take in a splice: its fix stays, with the words of its failure where it is shallow."""
         words = splice.failure if splice.shallow else splice.fix
         self._session.fold(self.turns[splice.fix])
-        self.kept.fold(splice.fix, words, trouble=spoken_after(self.turns[splice.fix]), stays=False)
+        self.kept.fold(splice.fix, words, trouble=user_follows(self.turns[splice.fix]), stays=False)
         self._at = splice.failure
 
-    def refused(self, at: int, stop: int, *, shallow: bool) -> Refused | None:
+    def objection(self, at: int, stop: int, *, shallow: bool) -> Objection | None:
         self._back_to(stop)
-        if spoken_after(self.turns[stop]):
-            self.kept.told_more()
+        if user_follows(self.turns[stop]):
+            self.kept.reset_references()
         return self.kept.objection(at, stop, shallow=shallow)
 
     def lost(self, at: int, stop: int) -> tuple[Reason, str] | None:
@@ -382,7 +382,7 @@ class _After:
             self._at -= 1
             turn = self.turns[self._at]
             self._session.fold(turn)
-            trouble = spoken_after(turn) or (bool(turn.calls) and not works(turn))
+            trouble = user_follows(turn) or (bool(turn.calls) and not works(turn))
             self.kept.fold(self._at, self._at, trouble=trouble, stays=turn.failures > 0)
 
 
@@ -393,7 +393,7 @@ def _as_kept(result: Trajectory, raw: Trajectory) -> Trajectory:
     return replace(result, turns=tuple(turns))
 
 
-def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -> frozenset[int]:
+def _runs_of(splices: Sequence[Splice], made: RepairResult, turns: Sequence[Turn]) -> frozenset[int]:
     """Find the starts of the raw runs of a result's splices."""
     starts, rest = run_starts(turns), list(reversed(made.splices))
     found: set[int] = set()
@@ -406,15 +406,15 @@ def _runs_of(splices: Sequence[Splice], made: Purified, turns: Sequence[Turn]) -
     return frozenset(found)
 
 
-def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
+def _unfit(after: _Suffix, at: int, stop: int) -> tuple[Reason, str] | None:
     """Find why a failure's words do not fit its fix."""
     turns = after.turns
-    if (given_up := plan_given_up(turns[at], turns[at + 1 : stop + 1])) is not None:
+    if (given_up := find_lost_plan(turns[at], turns[at + 1 : stop + 1])) is not None:
         return "plan", given_up
-    if at and failed(turns[at - 1]) and not spoken_after(turns[at - 1]):
-        said = prose(turns[at])
-        if one := next(iter(referring(said, "fix", but="seen")), None):
-            return "retry", said[one.start : one.end]
+    if at and failed(turns[at - 1]) and not user_follows(turns[at - 1]):
+        text = prose(turns[at])
+        if one := next(iter(referring(text, "fix", but="seen")), None):
+            return "retry", text[one.start : one.end]
     name = after.kept.named_alone(at, stop)
     return None if name is None else ("words", f"name: {name}")
 
@@ -422,7 +422,7 @@ def _unfit(after: _After, at: int, stop: int) -> tuple[Reason, str] | None:
 def _taken_back(turns: Sequence[Turn], fix: int) -> str | None:
     """Find words right after a fix that retract it."""
     at = fix
-    while not spoken_after(turns[at]) and at + 1 < len(turns):
+    while not user_follows(turns[at]) and at + 1 < len(turns):
         at += 1
         if not turn_does_nothing(turns[at]):
             return takes_back(prose(turns[at]))

@@ -501,12 +501,12 @@ def entities(text: str) -> set[str]:
     return found.union(*(names.split() for names in _CAPITAL.findall(text)))
 
 
-def names_of(code: str, said: str) -> set[str]:
+def names_of(code: str, text: str) -> set[str]:
     """What a text names of a program: what it quotes, files, and modules that the program imports."""
-    quoted = {next(filter(None, match)).removesuffix("()") for match in _QUOTED.findall(said)}
-    files = {name for name in _FILE.findall(said) if f"{name}'" in code or f'{name}"' in code}
+    quoted = {next(filter(None, match)).removesuffix("()") for match in _QUOTED.findall(text)}
+    files = {name for name in _FILE.findall(text) if f"{name}'" in code or f'{name}"' in code}
     imported = _IMPORTED.findall(code) if "import" in code or "from" in code else ()
-    modules = {name for name in imported if has_name(said.lower(), name.lower())}
+    modules = {name for name in imported if has_name(text.lower(), name.lower())}
     return {name for name in quoted if has_name(code, name)} | files | modules
 
 

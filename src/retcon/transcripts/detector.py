@@ -17,14 +17,14 @@ from retcon.store.parquet import Record, Source
 from retcon.transcripts.in_messages import InMessages
 from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
 from retcon.transcripts.itemwise import Itemwise, lists, objects, string
-from retcon.transcripts.registry import formats, is_feedback, named
+from retcon.transcripts.registry import find_formats, formats, is_feedback
 from retcon.transcripts.types import Certainty, Format, Json
 
 RECORDS, BYTES = 512, 4 << 20
 """How much of a file decides its format: of a file no larger than that, every record has the same say."""
 _LEAST = 3
-"""Records that are looked at whatever their size: of a long prompt alone nobody can tell whether it is one transcript
-or the first line of one."""
+"""Records that are looked at whatever their size: a long prompt alone may be one transcript or the first line of
+one."""
 _TIMES = 8
 """So many times as much where nothing of that is a transcript: a session may begin with images, a request of which has
 up to 32 MB, and with what happened before anybody spoke."""
@@ -38,7 +38,7 @@ class TornLine(RecordError):
         self.number = number
 
 
-class Sampled(NamedTuple):
+class FormatSample(NamedTuple):
     """source: with all its records still to come. values: those that were decoded, by the record's number."""
 
     source: Source
@@ -46,7 +46,7 @@ class Sampled(NamedTuple):
     values: dict[int, Json]
 
 
-def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
+def sample_records(source: Source, format: str, *, skip_bad: bool = False) -> FormatSample:
     """Look at the first records of a file. Raises RecordError where tools were called in them in no known way (with
     `skip_bad` such records are only counted, as they come), and for one transcript that breaks off; but where only the
     last line of a session does, its records are what stands before that, and then comes a TornLine."""
@@ -78,7 +78,7 @@ def sampled(source: Source, format: str, *, skip_bad: bool = False) -> Sampled:
     detector.learn(values)
     if not skip_bad:
         _refuse_unknown(source, detector, values)
-    return Sampled(replace(source, records=_all(head, source.records, broken)), detector, values)
+    return FormatSample(replace(source, records=_all(head, source.records, broken)), detector, values)
 
 
 def _read_on(source: Source, head: list[Record], values: dict[int, Json], times: int) -> RecordError | None:
@@ -90,7 +90,7 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
                 break
             head.append(record)
             size += len(record.data)
-            with suppress(RecordError):  # told when it is its turn
+            with suppress(RecordError):  # raised when it is read
                 values[record.number] = decoded(record)
     except RecordError as error:
         return error
@@ -162,8 +162,8 @@ _ROLES = frozenset({"tool", "function", "observation", "ipython", "execution", "
 _KINDS = re.compile(
     r"(?:.*_)?(?:tool_use|tool_result|(?:tool|function|mcp|shell|search|interpreter|patch)_call(?:_output)?)"
 )
-"""Types of items or blocks, in a list, that are a call or what it gave, whoever's tool it is. A record's own type may
-be any label."""
+"""Types of items or blocks, in a list, that are a call or its output, of any tool. A record's own type may be any
+label."""
 _NAMING = ("role", "from", "type", "kind", "source")
 _TAG = re.compile(r"</([A-Za-z][\w:.-]{1,30})>")
 _RESULT = re.compile(
@@ -233,8 +233,8 @@ def nearest_format(record: Json, formats: Sequence[Format]) -> str:
         score = found, found / max(1, len(near))  # of as many, those of a format that has hardly any other words
         if found and score > best:
             best, name = score, one.name
-    told = f" (nearest format: '{name}')" if name else ""
-    return told if find_items(record) is not None else told + _misplaced(record, "")
+    hint = f" (nearest format: '{name}')" if name else ""
+    return hint if find_items(record) is not None else hint + _misplaced(record, "")
 
 
 def _misplaced(record: Json, where: str) -> str:
@@ -273,9 +273,9 @@ def _walk(value: Json, depth: int = 0, key: str = "", role: str = "") -> Iterato
 
 
 _SHOWN = 20
-_SAID = ("content", "value")
+_MESSAGE_TEXTS = ("content", "value")
 """Where a message has its text."""
-_TEXTS = tuple(name for name in TEXTS if name not in _SAID)
+_TEXTS = tuple(name for name in TEXTS if name not in _MESSAGE_TEXTS)
 """Where a row of a data set has one."""
 
 
@@ -286,7 +286,7 @@ class Detector:
     that is not known; main: that format. Raises RecordError for another name, with the nearest."""
 
     def __init__(self, name: str = "auto", decided: int | None = None) -> None:
-        self._formats = named(name)
+        self._formats = find_formats(name)
         self._itemwise = [one if isinstance(one, Itemwise) else None for one in self._formats]
         self._accepting = [one.accepts if isinstance(one, InMessages) else None for one in self._formats]
         self.decided = 0 if len(self._formats) == 1 else decided
@@ -339,13 +339,13 @@ class Detector:
 
     def may_be_list(self, items: list[Json]) -> bool:
         """Whether items of an array may begin one transcript."""
-        return not any(map(self.matches, items)) and (_may_be_said(items) or not all(map(self.is_plain, items)))
+        return not any(map(self.matches, items)) and (_may_be_messages(items) or not all(map(self.is_plain, items)))
 
     def is_list(self, items: list[Json]) -> bool:
         """Whether the items of an array form one transcript."""
         if not items or any(map(self.matches, items)):
             return False
-        plain = _may_be_said(items) and any(speaker_of(item) == "assistant" for item in items)
+        plain = _may_be_messages(items) and any(speaker_of(item) == "assistant" for item in items)
         plain = plain or (self._plain(items) is not None and not any(map(_is_row, items)))
         return self.matches(items) or (
             plain and not any(find_items(item) is not None or self._plain(item) is not None for item in items)
@@ -420,14 +420,14 @@ def _lacks(format: Itemwise, keys: Set[str]) -> bool:
     return bool(format.needs) and format.needs.isdisjoint(keys)
 
 
-def _may_be_said(items: list[Json]) -> bool:
+def _may_be_messages(items: list[Json]) -> bool:
     """Whether items are such as messages by role are: rows of a data set may have a `role` or a `from` too."""
     return find_items(items) is not None and not any(map(_is_row, items))
 
 
 def _is_row(item: Json) -> bool:
-    if not isinstance(item, dict) or any(name in item and not isinstance(item[name], int | float) for name in _SAID):
-        return False  # what else a message has beside its text is its own: the answer that was wanted, say
+    if not isinstance(item, dict) or any(not isinstance(item.get(name, 0), int | float) for name in _MESSAGE_TEXTS):
+        return False  # a message may have other texts of its own, such as the answer that was wanted
     return any(isinstance(item.get(name), str) for name in _TEXTS)
 
 

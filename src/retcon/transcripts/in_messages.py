@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from retcon.core.errors import RecordError
 from retcon.core.types import Completion, Message, Pair, ToolCall
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.items import (
+    ASSISTANT,
     KINDS,
-    SAID,
     SYSTEM,
     TEXTS,
     context_of,
@@ -45,18 +45,18 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def cut_calls(text: str, dialect: Dialect) -> list[Fragment]:
-    """Cut a call's message into words and calls, by the dialect where it is no JSON."""
+    """Cut a call's message into words and calls (JSON or dialect)."""
     thought = _THOUGHT.match(text)
     start = thought.end() if thought else 0
     calls = _calls(text[start:])
     if isinstance(calls[0].arguments, str) and dialect.calls_in(text):
         return dialect.cut(text, answered=True)
-    return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
+    return [Fragment("assistant", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
 
 
 def split_output(output: ToolOutput, calls: Sequence[Call]) -> tuple[ToolOutput, ...]:
-    """The output of each of several calls that one message answers: the items of a JSON list of as many; else the first
-    has the text, and all have what it says of them."""
+    """Split a message that answers several calls: by the items of a JSON list of as many; else the first output has the
+    text, and all have its verdict."""
     listed = json_in(output.text)
     if isinstance(listed, list) and len(listed) == len(calls):
         texts = [one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in listed]
@@ -104,10 +104,10 @@ class ItemsReading(RecordReading):
         super().__init__(record, [reading])
         self._path = path
 
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         return renewed(self._record, self._path, self.readings[0].items(results[0]))
 
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+    def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:
         in_text = preference_pairs(results[0].trajectory)
         before = self._before()
         system = system_of(self._record)
@@ -136,8 +136,8 @@ class ItemsReading(RecordReading):
 
 @dataclass(frozen=True, slots=True)
 class InMessages:
-    """A format of messages. role, text: the keys of an item, which may have `role` and `text` instead. only: how calls
-    are written; None: in any known way."""
+    """Format of messages. role, text: the keys of an item, which may have `role` and `text` instead. only: the dialect
+    of calls; None: any."""
 
     name: str
     role: str
@@ -154,7 +154,7 @@ class InMessages:
 
     def kind(self, item: Item) -> PieceKind:
         role = item.get(self.role, item.get("role"))
-        return KINDS.get(role, "told") if isinstance(role, str) else "told"
+        return KINDS.get(role, "context") if isinstance(role, str) else "context"
 
     def _text(self, item: Item) -> str:
         return text_of(item.get(self.text, item.get("text")))
@@ -170,10 +170,10 @@ class InMessages:
             role, text = item.get(role_key), item.get(text_key)
             role = item.get("role") if role is None else role
             text = item.get("text") if text is None else text
-            kind = KINDS.get(role, "told") if type(role) is str else "told"
+            kind = KINDS.get(role, "context") if type(role) is str else "context"
             if type(text) is not str:
                 text = text_of(text)
-            if kind == "said":
+            if kind == "assistant":
                 if pending > 0:
                     return None  # what calls have no output yet takes a full reading
                 pending = 0
@@ -191,7 +191,7 @@ class InMessages:
                     return None
                 pending += 1
             elif pending:
-                outputs = (dialect or dialects()[-1]).clean_outputs(text, kind == "told")
+                outputs = (dialect or dialects()[-1]).clean_outputs(text, kind == "context")
                 if outputs is None or (outputs and pending < 0):
                     return None  # what follows outputs in the model's own message takes a full reading
                 if 0 < outputs <= pending:
@@ -219,40 +219,40 @@ class InMessages:
         goes_on = False
         for n, item in enumerate(items):
             text, kind = self._text(item) or text_of(item.get("system_prompt")), self.kind(item)
-            if kind == "said":
+            if kind == "assistant":
                 following = items[n + 1] if n + 1 < len(items) else None
                 answered = following is not None and self._answers(following, dialect)
                 pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut(text, answered)]
             elif kind == "call":
                 pieces += [Piece(c.kind, n, c.text, c.calls) for c in cut_calls(text, dialect)]
             elif (goes_on or awaits_output(pieces)) and self._answers(item, dialect):
-                if kind == "output":
+                if kind == "result":
                     outputs, calls = dialect.outputs(text), pieces[-1].calls
                     following = items[n + 1] if n + 1 < len(items) else None
                     alone = following is None or not self._answers(following, dialect)
                     if len(calls) > 1 and len(outputs) == 1 and alone and self.kind(items[pieces[-1].owner]) == "call":
                         outputs = split_output(outputs[0], calls)
-                    pieces.append(Piece("output", n, text, (), outputs))
+                    pieces.append(Piece("result", n, text, (), outputs))
                 else:
-                    pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut_told(text)]
+                    pieces += [Piece(c.kind, n, c.text, c.calls, c.outputs) for c in dialect.cut_user_message(text)]
                 goes_on = True  # though what a user says beside the outputs ends the message
                 continue
             else:
-                pieces.append(Piece("told", n, text))
+                pieces.append(Piece("context", n, text))
             goes_on = False
         return pieces
 
     def _answers(self, item: Item, dialect: Dialect) -> bool:
         kind = self.kind(item)
-        return kind == "output" or (kind == "told" and dialect.told_outputs(self._text(item)) is not None)
+        return kind == "result" or (kind == "context" and dialect.user_outputs(self._text(item)) is not None)
 
     def _dialect(self, items: Sequence[Item]) -> Dialect:
         """Return the first dialect that the model uses for a call."""
         if self.only is not None:
             return self.only
-        said = [self._text(item) for item in items if self.kind(item) in ("said", "call")]
-        told = [self._text(item) for item in items if self.kind(item) in ("told", "output")]
-        return next((d for d in dialects() if d.used(said, told)), dialects()[-1])
+        replies = [self._text(item) for item in items if self.kind(item) in ("assistant", "call")]
+        contexts = [self._text(item) for item in items if self.kind(item) in ("context", "result")]
+        return next((d for d in dialects() if d.used(replies, contexts)), dialects()[-1])
 
     def _rebuild(self, item: Json, pieces: Sequence[Piece]) -> Json:
         if not isinstance(item, dict):
@@ -265,23 +265,23 @@ def in_messages(dialect: Dialect, *, marks: Sequence[str] = (), aliases: Sequenc
     """Build the format of messages whose calls use a dialect."""
 
     def accepts(items: Sequence[Item]) -> bool:
-        said = (text_of(i.get("content")) for i in items if _is_said(i))
-        told = (text_of(i.get("content")) for i in items if not _is_said(i))
-        return dialect.used(said, told)
+        replies = (text_of(i.get("content")) for i in items if _is_assistant(i))
+        contexts = (text_of(i.get("content")) for i in items if not _is_assistant(i))
+        return dialect.used(replies, contexts)
 
     return InMessages(
         dialect.name, "role", "content", dialect.certainty, accepts, dialect, tuple(marks), tuple(aliases)
     )
 
 
-def _is_said(item: Item) -> bool:
+def _is_assistant(item: Item) -> bool:
     role = item.get("role")
-    return isinstance(role, str) and role in SAID
+    return isinstance(role, str) and role in ASSISTANT
 
 
 @dataclass(frozen=True, slots=True)
 class InText:
-    """A format of one text. dialect: how calls and their outputs stand in it. signs: what each such text has."""
+    """Format of one text. dialect: of its calls and outputs. signs: strings that every such text has."""
 
     dialect: Dialect
     signs: tuple[str, ...]
@@ -342,7 +342,7 @@ class _TextReading(RecordReading):
         super().__init__(record, readings)
         self._place = place
 
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         if not isinstance(self._record, dict):
             raise RecordError("a record of text is an object")
         new = [str(reading.items(own)[0]) for reading, own in zip(self.readings, results, strict=True)]

@@ -273,7 +273,7 @@ def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
         kept = set(map(id, value))
         gone = [item for item in old if id(item) not in kept]
         text = record.get(_RENDERED)
-        if isinstance(text, str) and any(said in text for said in _said(gone)):
+        if isinstance(text, str) and any(one in text for one in _long_texts(gone)):
             stale.append(_RENDERED)
         again = dict(_copies(record, path, old, value, gone))
     if len(path) == 1 and len(record) > 1:
@@ -334,11 +334,11 @@ def _texts(value: Json) -> list[str]:
     return texts if len(texts) == len(every) else []
 
 
-def _said(items: Sequence[Json]) -> Iterator[str]:
+def _long_texts(items: Sequence[Json]) -> Iterator[str]:
     for item in items:
-        said = text_of(item.get("content", item.get("value"))).strip() if isinstance(item, dict) else ""
-        if len(said) >= _TELLING:
-            yield said
+        text = text_of(item.get("content", item.get("value"))).strip() if isinstance(item, dict) else ""
+        if len(text) >= _TELLING:
+            yield text
 
 
 def _listed(value: Json) -> list[Json]:
@@ -371,14 +371,14 @@ def _spellings(names: Iterable[str]) -> Iterable[str]:
         yield from (name, name.capitalize(), name.upper(), name.title().replace("gpt", "GPT"))
 
 
-SAID = frozenset(_spellings(_MODEL))
+ASSISTANT = frozenset(_spellings(_MODEL))
 SYSTEM = frozenset(_spellings(("system", "developer")))
 KINDS: dict[Json, PieceKind] = {
-    **dict.fromkeys(SAID, "said"),
-    **dict.fromkeys(_spellings(_TOOL), "output"),
+    **dict.fromkeys(ASSISTANT, "assistant"),
+    **dict.fromkeys(_spellings(_TOOL), "result"),
     **dict.fromkeys(_spellings(_CALL), "call"),
 }
-"""What a message of a role is; of a role that is none of these, the model was told it."""
+"""Kinds of messages by role; those of other roles are context."""
 _BLOCKS = ("text", "code", "thought", "reasoning")
 """MathCoder's, beside `execution`."""
 ROLES: frozenset[str] = SYSTEM.union(_spellings((*_MODEL, *_TOOL, *_CALL, "user", "human", *_BLOCKS)))
@@ -398,13 +398,13 @@ def role_of(item: Json) -> str:
     alone = isinstance(item.get("system_prompt"), str) and not any(isinstance(item.get(key), str) for key in _KEYS)
     if "system" in known or alone:  # the key alone makes a step of smolagents
         return "system"
-    return "tool" if "output" in known else "user"
+    return "tool" if "result" in known else "user"
 
 
 def speaker_of(message: Json) -> str:
     """The role of a message that may be the model's own too: `system`, `assistant`, `tool` or `user`."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
-    return "assistant" if isinstance(role, str) and role in SAID else role_of(message)
+    return "assistant" if isinstance(role, str) and role in ASSISTANT else role_of(message)
 
 
 def is_unlearnt(item: Json) -> bool:

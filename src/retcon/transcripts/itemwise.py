@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from retcon.chat.types import TextMessage
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 from retcon.purify.words import without
 from retcon.transcripts.items import (
     APART,
@@ -155,7 +155,7 @@ class ItemwiseReading(RecordReading):
         super().__init__(record, [_reading(format, place, own) for place, own in zip(places, several, strict=True)])
         self.places = places
 
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         record = self._record
         # What stands within another transcript comes after it: the last first, so that each is still in its place.
         for place, reading, result in reversed([*zip(self.places, self.readings, results, strict=True)]):
@@ -163,7 +163,7 @@ class ItemwiseReading(RecordReading):
                 record = self._format.with_items(record, place, self._items(place, reading, result))
         return record if record is self._record else self._format.settled(record, self._record)
 
-    def _items(self, place: ItemList, reading: PieceReading, result: Purified) -> list[Json]:
+    def _items(self, place: ItemList, reading: PieceReading, result: RepairResult) -> list[Json]:
         items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
         before = zip(items, place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
@@ -203,51 +203,52 @@ class Pieces:
     def __init__(self) -> None:
         self.all: list[Piece] = []
 
-    def told(self, item: Json, text: str, *, role: str | None = None) -> None:
-        """Add what a user or the system says; role: see `Piece`."""
-        self._add("told", text, [item], new=True)
+    def add_context(self, item: Json, text: str, *, role: str | None = None) -> None:
+        """Add a message of a user or the system; role: as in `Piece`."""
+        self._add("context", text, [item], new=True)
         if role is not None:
             self.all[-1] = replace(self.all[-1], role=role)
 
-    def said(
+    def add_words(
         self, item: Json, text: str, *, moved: Sequence[Json] | None = None, apart: bool = False,
         beside: Mapping[str, Json] | None = None,
     ) -> None:  # fmt: skip
-        """What the model says. moved: the items that go with it, where they are not `item` itself. apart: whether it is
-        a turn of its own, though words stand before it. beside: other fields of the item that go with loose words."""
+        """Add the model's words. moved: the items that go with them, in place of `item`. apart: whether they begin a
+        turn, though words stand before them. beside: other fields of the item that go with loose words."""
         last = self._last
-        self._add("said", text, [item] if moved is None else moved, new=last is None or apart or last.kind != "said")
+        new = last is None or apart or last.kind != "assistant"
+        self._add("assistant", text, [item] if moved is None else moved, new=new)
         if beside:
             self.all[-1] = replace(self.all[-1], payload={**self.all[-1].payload, _BESIDE: beside})
 
-    def called(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
-        """Calls; those of items that follow each other are of one turn. shown: how they stand in the item's text."""
+    def add_calls(self, item: Json, calls: Sequence[Call], shown: str = "") -> None:
+        """Add calls; those of adjacent items are of one turn. shown: their text in the item."""
         last = self._last
         shown = shown or "".join(map(shown_call, calls))
         if last is not None and last.kind == "call":
-            later = tuple(replace(c, char=c.char + len(last.text)) for c in placed(calls))
+            later = tuple(replace(c, char=c.char + len(last.text)) for c in place_calls(calls))
             self.all[-1] = replace(
                 last, text=last.text + shown, calls=last.calls + later, payload={_PARTS: [*parts(last), item]}
             )
         else:
-            own = placed(calls)
-            self._add("call", shown, [item], own, new=last is None or last.kind != "said")
+            own = place_calls(calls)
+            self._add("call", shown, [item], own, new=last is None or last.kind != "assistant")
 
-    def answered(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
-        """Add results of calls; item: None where they stand in the call's."""
+    def add_results(self, item: Json | None, outputs: Sequence[ToolOutput]) -> None:
+        """Add results of calls. item: None where the call's item holds them."""
         text = "".join(o.text for o in outputs)
         moved = [] if item is None else [item]
         if not awaits_output(self.all):
-            self._add("told", text, moved, new=True)
+            self._add("context", text, moved, new=True)
             self.all[-1] = replace(self.all[-1], role=None if item is None else "tool")
         else:
-            self._add("output", text, moved, outputs=tuple(outputs), new=item is not None)
+            self._add("result", text, moved, outputs=tuple(outputs), new=item is not None)
 
-    def beside(self, item: Json) -> None:
+    def add_silent(self, item: Json) -> None:
         """Add an item without words (a change of state)."""
         last = self._last
         if last is None:
-            self.told(item, "", role="")
+            self.add_context(item, "", role="")
         else:
             self.all[-1] = replace(last, payload={_PARTS: [*parts(last), item]})
 
@@ -272,17 +273,17 @@ def parts(piece: Piece) -> list[Json]:
 
 def loose_words(pieces: Sequence[Piece]) -> str | None:
     """Return words that stand in the item of the next call."""
-    loose = [piece.text for piece in pieces if piece.kind == "said" and not parts(piece)]
+    loose = [piece.text for piece in pieces if piece.kind == "assistant" and not parts(piece)]
     return "".join(loose) if loose else None
 
 
 def beside_words(pieces: Sequence[Piece]) -> Mapping[str, Json]:
     """The fields that go with loose words."""
-    found = [piece.payload.get(_BESIDE) for piece in pieces if piece.kind == "said" and not parts(piece)]
+    found = [piece.payload.get(_BESIDE) for piece in pieces if piece.kind == "assistant" and not parts(piece)]
     return {name: value for one in found if isinstance(one, dict) for name, value in one.items()}
 
 
-def placed(calls: Sequence[Call]) -> tuple[Call, ...]:
+def place_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
     """Place calls in the text that shows them in sequence."""
     out: list[Call] = []
     at = 0
@@ -341,18 +342,18 @@ def part_of(item: Json, key: str) -> Item:
     return found if isinstance(found, dict) else {}
 
 
-def called(item: Item, name: str, arguments: str, id: str) -> Call:
-    """The call that an object is, by the keys of its parts."""
+def read_call(item: Item, name: str, arguments: str, id: str) -> Call:
+    """Read an object as a call, by the keys of its parts."""
     return Call(string(item.get(name), "python"), arguments_of(item.get(arguments)), id=some_id(item.get(id)))
 
 
-def flagged(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutput:
-    """An output with what its format says of it: that it failed, that it worked, or nothing (None)."""
+def flagged_output(text: str, call_id: str | None, *, failed: bool | None) -> ToolOutput:
+    """Return an output with its format's verdict. failed: None for no verdict."""
     return ToolOutput(text, call_id, Verdict("error", "status") if failed else None, typed=failed is not None)
 
 
-def exited(text: str, call_id: str | None, code: Json) -> ToolOutput:
-    """An output with the exit code that its format has of it, if it is one."""
+def exit_output(text: str, call_id: str | None, code: Json) -> ToolOutput:
+    """Return an output with its format's exit code, if any."""
     verdict = Verdict("error", "status", f"exit {code}") if type(code) is int and code else None
     return ToolOutput(text, call_id, verdict, typed=type(code) is int)
 
@@ -385,19 +386,19 @@ class Blockwise(Itemwise):
         return {**item, "content": list(blocks) if isinstance(item.get("content"), list) else blocks[0]}
 
     def kind(self, block: Json, item: Item) -> PieceKind:
-        """What a block of a message is."""
+        """Return the kind of a message's block."""
         raise NotImplementedError
 
     def role(self, block: Json, item: Item) -> str | None:
-        """Return the role of a context block; see `Piece`."""
+        """Return the role of a context block, as in `Piece`."""
         return None
 
     def call(self, block: Item) -> Call:
-        """A block that is a call."""
+        """Read a block as a call."""
         raise NotImplementedError
 
     def output(self, block: Item, item: Item) -> ToolOutput:
-        """A block of a message that is what a call gave."""
+        """Read a block of a message as a call's output."""
         raise NotImplementedError
 
     def words(self, block: Json) -> str:
@@ -416,7 +417,7 @@ class Blockwise(Itemwise):
                 if pieces:
                     pieces[-1] = _with_beside(pieces[-1], item)
                 else:
-                    pieces.append(nobody_s(owner, item))
+                    pieces.append(silent_piece(owner, item))
             for (kind, role), run in groupby(blocks, key=lambda block: self._kind(block, item)):
                 pieces.append(self._piece(kind, owner, list(run), item, role))
         return pieces
@@ -440,21 +441,21 @@ class Blockwise(Itemwise):
 
     def _kind(self, block: Json, item: Item) -> tuple[PieceKind, str | None]:
         kind = self.kind(block, item)
-        return kind, self.role(block, item) if kind == "told" else None
+        return kind, self.role(block, item) if kind == "context" else None
 
     def _piece(self, kind: PieceKind, owner: int, blocks: list[Json], item: Item, role: str | None) -> Piece:
         objects = [block if isinstance(block, dict) else {} for block in blocks]
-        calls = placed([self.call(block) for block in objects]) if kind == "call" else ()
-        outputs = tuple(self.output(block, item) for block in objects) if kind == "output" else ()
+        calls = place_calls([self.call(block) for block in objects]) if kind == "call" else ()
+        outputs = tuple(self.output(block, item) for block in objects) if kind == "result" else ()
         words = [] if kind == "call" else list(map(self.words, blocks))
         text = "".join(map(shown_call, calls)) or "".join(output.text for output in outputs) or "".join(words)
         first = "".join(takewhile(lambda one: isinstance(one, Thought), words))
         return Piece(kind, owner, text, calls, outputs, {"items": blocks, _HOME: item}, role, first)
 
 
-def nobody_s(owner: int, item: Item) -> Piece:
-    """Build a piece that has no words and that no repair spans."""
-    return Piece("told", owner, "", payload={"items": [], _HOME: item}, role="")
+def silent_piece(owner: int, item: Item) -> Piece:
+    """Return a piece without words that no repair spans."""
+    return Piece("context", owner, "", payload={"items": [], _HOME: item}, role="")
 
 
 def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
@@ -477,7 +478,7 @@ def _beside(pieces: Sequence[Piece]) -> list[Json]:
 
 
 _THOUGHT, WORDS = "thought", "words"
-"""Beside loose words: the step that was thought, or that was said."""
+"""Keys beside loose words: the step of a thought, or of words."""
 
 
 class Steps(Itemwise):
@@ -487,7 +488,7 @@ class Steps(Itemwise):
     """Where a step has its words."""
 
     def words(self, item: Item) -> str:
-        """What a step says before its calls."""
+        """Return a step's words before its calls."""
         return text_of(item.get(self.text))
 
     def with_words(self, item: dict[str, Json], words: str) -> dict[str, Json]:
@@ -499,15 +500,15 @@ class Steps(Itemwise):
         return "assistant"
 
     def goes_on(self, item: Item, last: Item) -> bool:
-        """Whether a step's calls are of one reply with those of the last."""
+        """Whether a step's calls are of the last step's reply."""
         return False
 
     def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
-        """Who speaks in each."""
+        """Return the speaker of each step."""
         return [*map(self.speaker, items)]
 
     def thought(self, item: Item) -> str:
-        """What the model thinks before the words of a step."""
+        """Return the reasoning before a step's words."""
         return ""
 
     def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
@@ -518,7 +519,7 @@ class Steps(Itemwise):
         raise NotImplementedError
 
     def outputs(self, item: Item) -> Sequence[ToolOutput]:
-        """What the calls of a step gave."""
+        """Return the outputs of a step's calls."""
         raise NotImplementedError
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
@@ -526,27 +527,27 @@ class Steps(Itemwise):
         last: Item = {}
         for item, who in zip(items, self.speakers(items), strict=True):
             if who is None:
-                pieces.beside(item)
+                pieces.add_silent(item)
                 continue
             before, last = last, item
             if who == "tool":
-                pieces.answered(item, self.outputs(item))
+                pieces.add_results(item, self.outputs(item))
                 continue
             if self.goes_on(item, before):
-                pieces.called(item, self.calls(item))
+                pieces.add_calls(item, self.calls(item))
                 continue
             text = self.words(item)
             if who != "assistant":
-                pieces.told(item, text, role=who)
+                pieces.add_context(item, text, role=who)
                 continue
             calls, outputs, thought = self.calls(item), self.outputs(item), self.thought(item)
             if thought:
-                pieces.said(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: item})
-            pieces.said(item, text, moved=[] if calls else None, apart=not thought, beside={WORDS: item})
+                pieces.add_words(item, Thought(thought + APART), moved=[], apart=True, beside={_THOUGHT: item})
+            pieces.add_words(item, text, moved=[] if calls else None, apart=not thought, beside={WORDS: item})
             if calls:
-                pieces.called(item, calls)
+                pieces.add_calls(item, calls)
             if outputs:
-                pieces.answered(None, outputs)
+                pieces.add_results(None, outputs)
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:

@@ -1,7 +1,7 @@
-"""Transcripts as pieces of the items that hold them: cut into turns, and put together again without some of them.
+"""Transcripts as pieces of items, cut into turns and rejoined without some.
 
-An item is a message, or a block of text. Its text is cut into pieces without loss: what is told to the model, what it
-says, its calls, and their outputs. Splicing moves whole pieces, so that an item whose pieces all stay is not touched.
+An item is a message, or a block of text. Its text is cut into pieces without loss: context, the model's words, its
+calls, and their results. Splicing moves whole pieces, so that an item whose pieces all stay is not touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retcon.chat.types import TextMessage
 from retcon.core.types import Message, Observation, Pair, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.failing import FAILURES
 from retcon.purify.kept import Edit
-from retcon.purify.offline import Purified, Splice
+from retcon.purify.offline import RepairResult, Splice
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
 from retcon.purify.words import rewritten, without
@@ -95,7 +95,7 @@ def shown_call(call: Call) -> str:
     return f"\n```{call.name}\n{msgspec.json.format(msgspec.json.encode(arguments)).decode()}\n```"
 
 
-PieceKind = Literal["told", "said", "call", "output"]
+PieceKind = Literal["context", "assistant", "call", "result"]
 
 
 class Call(Struct, frozen=True):
@@ -108,8 +108,8 @@ class Call(Struct, frozen=True):
 
 
 class ToolOutput(Struct, frozen=True):
-    """What a call gave. verdict: the format's own. typed: whether it has one, so that None is a success; if not, the
-    rules of `failures` say."""
+    """Output of a call. verdict: the format's own. typed: whether it has one, so that None is a success; if not, the
+    rules of `verdicts` judge it."""
 
     text: str
     call_id: str | None = None
@@ -120,9 +120,8 @@ class ToolOutput(Struct, frozen=True):
 class Piece(Struct, frozen=True):
     """A piece of an item's text: context, words, calls or results.
 
-    owner: the item's number. payload: what of the item, besides text, moves with it (such as tool_calls). role: the
-    speaker of context, None where the item says so, "" for none. thought: what its text begins with that the model
-    only thought."""
+    owner: the item's number. payload: the item's other fields that move with it (such as tool_calls). role: the speaker
+    of context, None for the item's own, "" for no speaker. thought: the reasoning that begins its text."""
 
     kind: PieceKind
     owner: int
@@ -136,6 +135,7 @@ class Piece(Struct, frozen=True):
 
 Rebuild = Callable[[Json, Sequence[Piece]], Json]
 """An item and the pieces that it is to have, to the new item."""
+Messages = tuple[Message, ...]
 Stretch = tuple[int, int]
 """[start, end) of a text."""
 Reword = Callable[["Piece", Sequence[Stretch]], "Piece"]
@@ -181,10 +181,10 @@ class PieceReading:
         self._asked = asked or [("user", context)] * bool(context)
         self._system = system
         first = self._spans[0].start if self._spans else len(self._pieces)
-        told = [context] * bool(context) + [p.text for p in self._pieces[:first]]
+        prompts = [context] * bool(context) + [p.text for p in self._pieces[:first]]
         turns = [_turn(self._pieces, span, n) for n, span in enumerate(self._spans)]
         self.trajectory = Trajectory(
-            id, id, tuple(Segment("prompt", text) for text in told), tuple(turns),
+            id, id, tuple(Segment("prompt", text) for text in prompts), tuple(turns),
             stop="turns" if turns and turns[-1].calls else "answer",
         )  # fmt: skip
 
@@ -193,30 +193,30 @@ class PieceReading:
         """Who speaks in the trajectory."""
         first = self._spans[0].start if self._spans else len(self._pieces)
         return Speakers(
-            [*self._asked, *self._told(0, first)],
-            [self._told(span.start, span.end) for span in self._spans],
+            [*self._asked, *self._context_of(0, first)],
+            [self._context_of(span.start, span.end) for span in self._spans],
             [not any(self._unlearnt(self._pieces[span.start : span.end])) for span in self._spans],
             self._system,
             [thought_in(self._pieces[span.start : span.end]) for span in self._spans],
         )
 
-    def _told(self, start: int, end: int) -> list[TextMessage]:
-        told = [piece for piece in self._pieces[start:end] if piece.kind == "told"]
-        roles = [role_of(self._items[piece.owner]) if piece.role is None else piece.role for piece in told]
-        return [(role, piece.text) for role, piece in zip(roles, told, strict=True) if role]
+    def _context_of(self, start: int, end: int) -> list[TextMessage]:
+        context = [piece for piece in self._pieces[start:end] if piece.kind == "context"]
+        roles = [role_of(self._items[piece.owner]) if piece.role is None else piece.role for piece in context]
+        return [(role, piece.text) for role, piece in zip(roles, context, strict=True) if role]
 
     def _unlearnt(self, pieces: Sequence[Piece]) -> Iterator[bool]:
-        return (is_unlearnt(self._items[piece.owner]) for piece in pieces if piece.kind in ("said", "call"))
+        return (is_unlearnt(self._items[piece.owner]) for piece in pieces if piece.kind in ("assistant", "call"))
 
-    def items(self, result: Purified) -> list[Json]:
+    def items(self, result: RepairResult) -> list[Json]:
         """The items with the splices made, and without what was cut."""
         return self._put_together(self.spliced(result))
 
-    def spliced(self, result: Purified) -> list[Piece]:
+    def spliced(self, result: RepairResult) -> list[Piece]:
         """The pieces with the splices made, and without what was cut."""
         return self._joined(self._edited(result.edits), result.splices)
 
-    def sides(self, result: Purified) -> Iterator[tuple[tuple[Message, ...], tuple[Message, ...], tuple[Message, ...]]]:
+    def sides(self, result: RepairResult) -> Iterator[tuple[Messages, Messages, Messages]]:
         """Yield each splice's prior items, current items and failed items."""
         pieces = self._edited(result.edits)
         before: list[Json] = []
@@ -243,7 +243,7 @@ class PieceReading:
             at = 0
             for n in range(span.start, span.end if span.call is None else span.call):
                 piece = pieces[n]
-                if piece.kind != "said":
+                if piece.kind != "assistant":
                     continue
                 end = at + len(piece.text)
                 inside = [(max(s, at) - at, min(e, end) - at) for s, e in edit.words if s < end and e > at]
@@ -269,14 +269,14 @@ class PieceReading:
             raise ValueError("a splice joins turns with calls")
         if not shallow:
             return list(pieces[fix.start : fix.last + 1])
-        said, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
+        words, calls = pieces[failure.start : failure.call], pieces[fix.call : fix.last + 1]
         home, own = self._pieces[failure.call].owner, calls[0].owner
         if self._apart:
-            return [*(replace(p, owner=own) if p.owner == home else p for p in said), *calls]
+            return [*(replace(p, owner=own) if p.owner == home else p for p in words), *calls]
         if any(p.owner == own for p in self._pieces[fix.last + 1 : fix.last + 2]):
             # The item of the fix goes on after its calls: the words move there.
-            return [*(replace(p, owner=own) for p in said), *calls]
-        return [*said, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
+            return [*(replace(p, owner=own) for p in words), *calls]
+        return [*words, *(replace(p, owner=home) if p.owner == own else p for p in calls)]
 
     def _put_together(self, pieces: Sequence[Piece]) -> list[Json]:
         items: list[Json] = []
@@ -311,13 +311,13 @@ class RecordReading:
     def speakers(self) -> Sequence[Speakers]:
         return [reading.speakers for reading in self.readings]
 
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+    def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:
         for result in results:
             yield from preference_pairs(result.trajectory)
 
 
 def thought_in(pieces: Sequence[Piece]) -> str:
-    """What a turn begins with that the model thought."""
+    """Return the reasoning that begins a turn."""
     found = ""
     for piece in pieces:
         found += piece.text if isinstance(piece.text, Thought) else piece.thought
@@ -326,7 +326,7 @@ def thought_in(pieces: Sequence[Piece]) -> str:
     return found
 
 
-def _messages(items: Sequence[Json]) -> tuple[Message, ...]:
+def _messages(items: Sequence[Json]) -> Messages:
     return tuple(item for item in items if isinstance(item, dict))
 
 
@@ -337,7 +337,7 @@ def _after(span: _Span) -> int:
 
 def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
     """Replace the program in calls and in outputs that repeat it."""
-    if piece.kind not in ("call", "output"):
+    if piece.kind not in ("call", "result"):
         return piece
     payload = rewritten(dict(piece.payload), *program)
     text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
@@ -348,13 +348,13 @@ def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
     spans: list[_Span] = []
     start: int | None = None
     call: int | None = None
-    told = False
+    after_context = False
     for n, piece in enumerate(pieces):
-        if piece.kind == "told":
-            told = True
+        if piece.kind == "context":
+            after_context = True
             continue
-        begins = piece.kind in ("said", "call") and (
-            start is None or call is not None or told or (not apart and pieces[n - 1].owner != piece.owner)
+        begins = piece.kind in ("assistant", "call") and (
+            start is None or call is not None or after_context or (not apart and pieces[n - 1].owner != piece.owner)
         )
         if begins:
             if start is not None:
@@ -362,7 +362,7 @@ def _spans(pieces: Sequence[Piece], apart: bool) -> list[_Span]:
             start, call = n, None
         if piece.kind == "call":
             call = n
-        told = False
+        after_context = False
     if start is not None:
         spans.append(_Span(start, call, call, len(pieces)))
     return _joined(pieces, spans)
@@ -383,7 +383,7 @@ def _joined(pieces: Sequence[Piece], spans: Sequence[_Span]) -> list[_Span]:
             calls = [n for one in parts for n in (one.call, one.last) if n is not None]
             if len(parts) > 1:
                 joined[first:] = [_Span(parts[0].start, calls[0], calls[-1], span.end)]
-        if outputs or any(piece.kind == "told" for piece in inside):
+        if outputs or any(piece.kind == "context" for piece in inside):
             waiting = len(joined)
     return joined
 
@@ -410,9 +410,9 @@ def _found(pieces: Sequence[Piece], span: _Span) -> list[Call]:
 def awaits_output(pieces: Sequence[Piece]) -> bool:
     """Whether what a tool says after these pieces is an output: they end with a call or an output, or with a call and
     words after it."""
-    if pieces and pieces[-1].kind != "said":
-        return pieces[-1].kind in ("call", "output")
-    return next((piece.kind for piece in reversed(pieces) if piece.kind != "said"), None) == "call"
+    if pieces and pieces[-1].kind != "assistant":
+        return pieces[-1].kind in ("call", "result")
+    return next((piece.kind for piece in reversed(pieces) if piece.kind != "assistant"), None) == "call"
 
 
 def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
@@ -424,10 +424,10 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
     calls: list[ToolCall] = []
     at = 0
     for piece in pieces[span.start : span.end]:
-        if piece.kind == "output":
+        if piece.kind == "result":
             outputs += piece.outputs
             rest += [Segment("observation", o.text) for o in piece.outputs]
-        elif piece.kind == "told":
+        elif piece.kind == "context":
             rest.append(Segment("prompt", piece.text))
         elif piece.text:
             segments.append(Segment("sampled", str(piece.text)))

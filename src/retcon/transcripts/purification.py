@@ -26,7 +26,7 @@ import msgspec
 
 from retcon.core.errors import MissingExtra, RecordError, RetconError, nearest_path
 from retcon.core.texts import counted
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.compression import drop_duplicates_and_warn, plain_name
 from retcon.store.lines import SUFFIX, PartialFile, WriteFailed, write_error
 from retcon.store.parquet import ColumnsError, ParquetWriter
@@ -45,8 +45,8 @@ from retcon.store.records import (
     writer,
 )
 from retcon.store.whole import OutputFile, write_whole
-from retcon.transcripts.detector import Detector, Sampled, TornLine, sampled
-from retcon.transcripts.purifier import SHOWN, Count, Purifier, Sinks, total
+from retcon.transcripts.detector import Detector, FormatSample, TornLine, sample_records
+from retcon.transcripts.purifier import SHOWN, Count, RecordRepairer, Sinks, total
 
 STATE = "retcon-purify" + SUFFIX + ".json"
 
@@ -61,7 +61,7 @@ class Assignment:
     out: Path
     into_folder: bool
     names: Sequence[str]
-    offline: Offline
+    offline: Repairer
     format: str = "auto"
     drop_unrepaired: bool = False
     skip_bad: bool = False
@@ -122,15 +122,15 @@ def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path
             there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
             found = drop_duplicates_and_warn(p for p in there if made not in p.parents)
             if not found:
-                but = f", but for what lies in {made}, where the output goes" if there else ""
+                but = f", except in {made}, where the output goes" if there else ""
                 raise RecordError(
                     f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}{but}"
                 )
             names = [str(p.relative_to(path)) for p in found]
             made_of = {made / name for name in names} if made is not None else set()
             if others := [p for p in there if made in p.parents and p not in made_of]:
-                told = f"not read, as the output goes to {made}: {counted(len(others), 'file')} there, such as"
-                warnings.warn(f"{told} {others[0]}", UserWarning, stacklevel=2)
+                why = f"not read, as the output goes to {made}: {counted(len(others), 'file')} there, such as"
+                warnings.warn(f"{why} {others[0]}", UserWarning, stacklevel=2)
             yield from zip(found, names, strict=True)
         elif path.exists():
             yield path, path.name
@@ -173,7 +173,7 @@ class ProcessKilled(RetconError):
 
 
 class Processes(Generic[P, T]):
-    """Processes that call one function, each with a thread that waits for it."""
+    """Processes that call one function, each with a waiting thread."""
 
     def __init__(self, number: int, function: Callable[P, T]) -> None:
         """function: of a module, as the processes import it."""
@@ -250,7 +250,7 @@ def _serve(channel: Connection, function: Callable[..., object]) -> None:
             args, kwargs = channel.recv()
             try:
                 answer, error = function(*args, **kwargs), None
-            except Exception as raised:  # noqa: BLE001 - whoever asked is to have it
+            except Exception as raised:  # noqa: BLE001 - the caller raises it
                 raised.add_note("".join(traceback.format_exception(raised)))
                 answer, error = None, raised
             channel.send((answer, error))
@@ -270,7 +270,7 @@ class Work:
     """What a process needs to know of a file: the arguments of its `Purifier`. decided: see `Detector`, which itself
     holds what cannot be sent."""
 
-    offline: Offline
+    offline: Repairer
     format: str
     decided: int | None
     drop_unrepaired: bool
@@ -303,7 +303,7 @@ class RecordsLost(RecordError):
     """A process was killed together with its records."""
 
 
-class Ahead:
+class ParallelRepairer:
     """Records of a file, purified ahead by other processes.
 
     Iterating gives the records; called with the last one it acts as a `Purifier`: it returns what to write, and
@@ -387,7 +387,7 @@ def _purified(work: Work, records: list[Record]) -> list[_Done]:
     sinks = Sinks(audit.append if work.audit else None, pairs.append if work.pairs else None)
     detector = Detector(work.format, work.decided)
     drop = work.drop_unrepaired
-    purifier = Purifier(
+    purifier = RecordRepairer(
         work.offline, detector, sinks, Count(), drop_unrepaired=drop, name=work.name, failures=work.failures
     )
     out: list[_Done] = []
@@ -489,7 +489,7 @@ def indented(value: object) -> bytes:
         return json.dumps(value, indent=2).encode()
 
 
-class Stopped(Exception):
+class JobStopped(Exception):
     """Stopped before the end. kept: what can be gone on from, None where nothing can."""
 
     def __init__(self, message: str, kept: Path | None) -> None:
@@ -521,7 +521,7 @@ class _Stdout:
 _Sink: TypeAlias = PartialFile | _Stdout
 
 
-class Purification:
+class FileJob:
     """Carries out an assignment. bad: what was wrong with records that were skipped, the first of them."""
 
     def __init__(self, assignment: Assignment, *, resume: bool = False) -> None:
@@ -601,7 +601,7 @@ class Purification:
         except RecordError as error:
             raise self._stopped(str(error), index, 0, None if first is None else first.source, kept) from error
         except BrokenPipeError:
-            raise  # nobody reads our standard output any more, as `head`
+            raise  # the reader of standard output, such as `head`, has ended
         except OSError as error:
             raise self._unwritable(error) from error
         if assignment.into_folder:
@@ -623,11 +623,11 @@ class Purification:
         lines = isinstance(self._writing, LinesWriter | DocumentWriter)
         return left_out and lines and not self._written and plain_name(name).endswith(DOCUMENTS)
 
-    def _opened(self, index: int, kept: dict[str, _Sink]) -> Sampled | None:
+    def _opened(self, index: int, kept: dict[str, _Sink]) -> FormatSample | None:
         """Take the first look at an input."""
         wanted = self.assignment
         try:
-            return sampled(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
+            return sample_records(open_source(wanted.inputs[index]), wanted.format, skip_bad=wanted.skip_bad)
         except (RecordError, MissingExtra) as error:
             if wanted.skip_bad and len(wanted.inputs) > 1:
                 if len(self.counts) == index:
@@ -640,7 +640,7 @@ class Purification:
             raise self._stopped(str(error), index, 0, None, kept) from error
 
     def _records(
-        self, index: int, first: Sampled, kept: dict[str, _Sink],
+        self, index: int, first: FormatSample, kept: dict[str, _Sink],
         tell: Callable[[int, int], None], stop: Callable[[], bool],
     ) -> None:  # fmt: skip
         """All records of an input, into the files that are open."""
@@ -699,7 +699,7 @@ class Purification:
             cause = None if isinstance(error, RecordsLost) and stop() else error
             raise self._stopped(str(error), index, done, source, kept) from cause
         except BrokenPipeError:
-            raise  # nobody reads our standard output any more, as `head`
+            raise  # the reader of standard output, such as `head`, has ended
         except OSError as error:
             raise self._unwritable(error) from error
         tell(*self._kilobytes(index, source.read()))
@@ -742,14 +742,14 @@ class Purification:
             self.bad.append(why)
 
     def _purifier(
-        self, index: int, first: Sampled, kept: Mapping[str, _Sink], skip: int
-    ) -> tuple[Purifier | Ahead, Iterable[Record]]:
+        self, index: int, first: FormatSample, kept: Mapping[str, _Sink], skip: int
+    ) -> tuple[RecordRepairer | ParallelRepairer, Iterable[Record]]:
         """Return what purifies a source's records, and these."""
         (source, detector, values), wanted = first, self.assignment
         count, drop, name = self.counts[index], wanted.drop_unrepaired, self._labels[index]
         sinks = Sinks(*(kept[n].out.write if n in kept else None for n in ("audit", "pairs")))
         if self._pool is None:
-            purifier = Purifier(
+            purifier = RecordRepairer(
                 wanted.offline, detector, sinks, count, drop_unrepaired=drop, values=values, name=name,
                 failures=wanted.failures,
             )  # fmt: skip
@@ -757,7 +757,7 @@ class Purification:
         values.clear()  # each process decodes its own
         work = Work(wanted.offline, wanted.format, detector.decided, drop, name,
                     audit="audit" in kept, pairs="pairs" in kept, failures=wanted.failures)  # fmt: skip
-        ahead = Ahead(self._pool, source.records, work, sinks, count, skip=skip)
+        ahead = ParallelRepairer(self._pool, source.records, work, sinks, count, skip=skip)
         return ahead, ahead
 
     def _open(self, index: int, size: int | None) -> _Sink:
@@ -766,17 +766,17 @@ class Purification:
             return _Stdout()
         return PartialFile(assignment.out / assignment.names[index] if assignment.into_folder else assignment.out, size)
 
-    def _stopped(self, why: str, index: int, records: int, source: Source | None, kept: dict[str, _Sink]) -> Stopped:
+    def _stopped(self, why: str, index: int, records: int, source: Source | None, kept: dict[str, _Sink]) -> JobStopped:
         """Close everything and write down how far it is. Shapes that are written in one go are begun anew, and part of
         one is of no use."""
         if (source is not None and source.shape in WHOLE) or isinstance(self._writing, ParquetWriter):
             for sink in kept.values():
                 sink.discard()
             self._forget()
-            return Stopped(why, None)
+            return JobStopped(why, None)
         sizes = {name: sink.pause() for name, sink in kept.items()}
         if self.assignment.out == STDIN or STDIN in self.assignment.inputs:
-            return Stopped(why, None)
+            return JobStopped(why, None)
         counts = [c.to_dict() for c in self.counts]
         before = [after - start for start, after in zip(self._starts[:index], self._starts[1:], strict=False)]
         state = Progress(
@@ -784,7 +784,7 @@ class Purification:
             str(self._seen) if records else "",
         )  # fmt: skip
         write_whole(self.assignment.state_path, indented(asdict(state)))
-        return Stopped(why, self.assignment.state_path)
+        return JobStopped(why, self.assignment.state_path)
 
 
 def _joined(assignment: Assignment) -> bool:
@@ -825,7 +825,7 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
     return kind
 
 
-def write_report(path: Path, run: Purification) -> None:
+def write_report(path: Path, run: FileJob) -> None:
     """All counts as JSON: `files`, each with its name, and `total`; `options` says with what they were made; how
     many processes shared the work is no part of that."""
     files = [{"file": str(p)} | c.to_dict() for p, c in zip(run.assignment.inputs, run.counts, strict=True)]

@@ -17,7 +17,7 @@ from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError, as_record_error
 from retcon.core.programs import error_line
 from retcon.core.types import REPLACED, Origin, Pair, Trajectory, Turn, Written
-from retcon.purify.offline import Offline, Purified
+from retcon.purify.offline import Repairer, RepairResult
 from retcon.purify.splice import program
 from retcon.store.jsonl import line_of, pair_line
 from retcon.store.records import Record
@@ -66,7 +66,7 @@ class Count:
     bytes_after: int = 0
     examples: list[dict[str, object]] = field(default_factory=list)
 
-    def found(self, raw: Trajectory, result: Purified) -> None:
+    def found(self, raw: Trajectory, result: RepairResult) -> None:
         """Count the calls of one transcript, and what became of them."""
         seen = [observation for turn in raw.turns for observation in turn.observations]
         self.calls += len(seen)
@@ -130,8 +130,8 @@ def repair_lines(result: Trajectory) -> Iterator[str]:
         if record is not None and failed is not None:
             call, seen = failed
             lines = [line.strip() for line in seen.text.splitlines() if line.strip()]
-            said = error_line(lines, seen.error_type) or next(iter(lines), seen.status)
-            what = f"{result.id}, turn {place}: {call.name} failed ({seen.rule or 'status'}): {said[:100]}"
+            why = error_line(lines, seen.error_type) or next(iter(lines), seen.status)
+            what = f"{result.id}, turn {place}: {call.name} failed ({seen.rule or 'status'}): {why[:100]}"
             if record.decision in REPLACED:
                 last = place + len(attempts) - 1
                 yield f"{what} -> turn {last}, {record.decision}" + (f" ({record.reason})" if record.reason else "")
@@ -148,7 +148,7 @@ def total(counts: Sequence[Count]) -> Count:
     return whole
 
 
-def _example(result: Purified) -> dict[str, object]:
+def _example(result: RepairResult) -> dict[str, object]:
     """Describe the first repair that was made in this run."""
     turn = result.trajectory.turns[result.splices[0].failure]
     repair = turn.repair
@@ -175,7 +175,7 @@ class Sinks:
     pairs: Callable[[bytes], object] | None = None
 
 
-class Purifier:
+class RecordRepairer:
     """Purifies the records of one file.
 
     format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
@@ -183,7 +183,7 @@ class Purifier:
     the file, in the trajectories' ids, which tell the files of one audit apart. failures: see `Assignment`."""
 
     def __init__(
-        self, offline: Offline, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
+        self, offline: Repairer, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
         values: dict[int, Json] | None = None, name: str | None = None, failures: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._offline = offline
@@ -293,8 +293,9 @@ def _standard_pair(pair: Pair) -> Pair:
 
 
 def purify_transcript(
-    transcript: Json, *, format: str = "auto", offline: Offline | None = None, failures: Mapping[str, str] | None = None
-) -> tuple[Json, Count]:
+    transcript: Json, *, format: str = "auto", offline: Repairer | None = None,
+    failures: Mapping[str, str] | None = None,
+) -> tuple[Json, Count]:  # fmt: skip
     """Purify one transcript, and count what was found.
 
     transcript: JSON types, in any format that `retcon purify` reads. `count.shallow + count.deep` turns were
@@ -302,7 +303,7 @@ def purify_transcript(
     matches its failed outputs. What had nothing to repair comes back as it is; NaN and lone surrogates stay. Raises
     RecordError for anything but a transcript."""
     count = Count()
-    purifier = Purifier(offline or Offline(), format, Sinks(), count, failures=failures)
+    purifier = RecordRepairer(offline or Repairer(), format, Sinks(), count, failures=failures)
     record = Record(_written(transcript), 1, "transcript", "record")
     clean = purifier(record)
     return (transcript if clean is None or clean == record.data else decoded(record._replace(data=clean))), count

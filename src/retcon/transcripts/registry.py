@@ -1,4 +1,4 @@
-"""The transcript formats and dialects that are known: instances in the modules of `formats`, or plug-ins."""
+"""Registry of transcript formats and dialects: modules of `formats`, and plug-ins."""
 
 from __future__ import annotations
 
@@ -25,46 +25,46 @@ class Fragment(NamedTuple):
 
 
 class Dialect:
-    """How calls and their outputs are written into text: what a dialect adds to it, or has quicker, it overrides."""
+    """Base of the notations of calls and outputs in text."""
 
     name: str
     certainty = Certainty.TAGS
 
     def calls_in(self, text: str) -> bool:
-        """Whether a call is written so in what the model says; cheap."""
+        """Return whether a model's text has a call (cheap)."""
         raise NotImplementedError
 
-    def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
+    def used(self, replies: Iterable[str], contexts: Iterable[str]) -> bool:
         """Whether a transcript uses this dialect, by its words and context (cheap)."""
-        return any(map(self.calls_in, said))
+        return any(map(self.calls_in, replies))
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
-        """A message of the model in pieces, without loss. answered: whether the next message is an output."""
+        """Cut a model's message without loss. answered: whether the next message is an output."""
         raise NotImplementedError
 
     def outputs(self, text: str) -> tuple[ToolOutput, ...]:
-        """What a message of a tool says."""
+        """Return the outputs in a tool's message."""
         raise NotImplementedError
 
-    def told_end(self, text: str) -> int | None:
+    def user_output_end(self, text: str) -> int | None:
         """Return where the output at a user message's start ends."""
         raise NotImplementedError
 
-    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
+    def user_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         """Return the outputs in a user's message; None for its own words."""
-        end = self.told_end(text)
+        end = self.user_output_end(text)
         return None if end is None else self.outputs(text[:end])
 
-    def cut_told(self, text: str) -> list[Fragment]:
-        """Such a message in pieces, without loss: outputs, and what the user says beside them."""
-        end = self.told_end(text)
+    def cut_user_message(self, text: str) -> list[Fragment]:
+        """Cut a user's message without loss into outputs and the user's words."""
+        end = self.user_output_end(text)
         if end is None or not text[end:].strip():
-            return [Fragment("output", text, (), self.outputs(text))]
-        return [Fragment("output", text[:end], (), self.outputs(text[:end])), Fragment("told", text[end:])]
+            return [Fragment("result", text, (), self.outputs(text))]
+        return [Fragment("result", text[:end], (), self.outputs(text[:end])), Fragment("context", text[end:])]
 
-    def clean_outputs(self, text: str, told: bool) -> int | None:
+    def clean_outputs(self, text: str, by_user: bool) -> int | None:
         """Count a message's outputs, 0 for a user's words; None where one may fail."""
-        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+        return all_clean(self.user_outputs(text) if by_user else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
         """Count a model message's calls; None where that takes full reading."""
@@ -77,7 +77,7 @@ class Dialect:
         for cut in self.cut(text, answered=False):
             if cut.kind == "call":
                 waiting = cut.calls
-            elif cut.kind == "output":
+            elif cut.kind == "result":
                 found = all_clean(cut.outputs)
                 if found is None or any(isinstance(call.arguments, str) for call in waiting):
                     return None
@@ -86,7 +86,7 @@ class Dialect:
 
 
 class JsonCall(msgspec.Struct):
-    """A call whose JSON is in order, read no further than that."""
+    """Call with valid JSON, whose arguments are not read."""
 
     name: str
     arguments: Mapping[str, msgspec.Raw]
@@ -124,6 +124,6 @@ def dialects() -> Sequence[Dialect]:
     return sorted(DIALECTS.all(), key=lambda d: (d.certainty, d.name))
 
 
-def named(name: str) -> Sequence[Format]:
-    """The formats of a name, or at an import path; of `auto` all. Raises RecordError with the nearest name."""
+def find_formats(name: str) -> Sequence[Format]:
+    """Return the formats of a name or import path, all for `auto`. Raises RecordError."""
     return formats() if name == "auto" else FORMATS.find_all(name)

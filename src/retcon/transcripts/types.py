@@ -1,4 +1,4 @@
-"""What a format is: a record of somebody else's, read as trajectories and written back with failures taken out."""
+"""Formats of third-party records, read as trajectories and written back repaired."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from retcon.chat.types import TextMessage
 from retcon.core.errors import RecordError
 from retcon.core.types import Pair, Trajectory
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 
 Json = object
 """A JSON value as msgspec decodes it."""
 NOT_JSON = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
-"""What msgspec raises for text that is no JSON: lone surrogates in it and brackets without end, too."""
+"""Errors of msgspec for invalid JSON, lone surrogates and endless brackets among it."""
 
 
 def json_in(text: str) -> Json:
@@ -48,8 +48,8 @@ class Speakers(NamedTuple):
     """Speakers in a trajectory, whose segments do not name them.
 
     before: messages before the first turn; after: after each turn. learnt: of each turn, whether the record lets it
-    be learnt from. system: the system prompt, where the record keeps it apart; "" for none. thoughts: what each
-    turn's text begins with that was thought, "" for nothing; empty where it is unknown."""
+    be learnt from. system: the system prompt, where the record keeps it apart, or "". thoughts: the reasoning that
+    begins each turn's text, or ""; empty where it is unknown."""
 
     before: Sequence[TextMessage]
     after: Sequence[Sequence[TextMessage]]
@@ -59,30 +59,27 @@ class Speakers(NamedTuple):
 
 
 class Reading(Protocol):
-    """A record that was read. Most hold one transcript; some (several samples of one question) hold more."""
+    """Record that was read: one transcript, or samples of one question."""
 
     trajectories: Sequence[Trajectory]
 
     @property
     def speakers(self) -> Sequence[Speakers]:
-        """Of each trajectory."""
-        ...
+        """Speakers of each trajectory."""
 
-    def purified(self, results: Sequence[Purified]) -> Json:
-        """The record with what was spliced, a result for each trajectory. The record that was read stays as it is."""
-        ...
+    def purified(self, results: Sequence[RepairResult]) -> Json:
+        """Return a new record with the splices, a result for each trajectory."""
 
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
-        """What failed against what replaced it, for each splice: as messages where the format has such, else text."""
-        ...
+    def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:
+        """Yield failure and replacement of each splice, as messages or text."""
 
 
 @runtime_checkable
 class Format(Protocol):
-    """A format by its layout. Records are JSON objects, or lists where a transcript is nothing but its messages.
+    """Layout of records, which are objects or lists of messages.
 
-    aliases: other names of it. marks: words by which its records are known (keys, types, roles, tags), to find the
-    format that an unknown record is nearest to."""
+    aliases: other names of it. marks: typical words of its records (keys, types, roles, tags), to find the format
+    nearest to an unknown record."""
 
     @property
     def name(self) -> str: ...
@@ -97,8 +94,7 @@ class Format(Protocol):
     def marks(self) -> Sequence[str]: ...
 
     def matches(self, record: Json) -> bool:
-        """Whether a record has this layout."""
-        ...
+        """Return whether a record has this layout."""
 
     def clean(self, record: Json) -> int | None:
         """Count answered calls if plainly none failed; else None, or 0 for another layout."""
@@ -110,5 +106,4 @@ class Format(Protocol):
         return len(seen) if set(seen) <= {"ok"} else None
 
     def read(self, record: Json, id: str) -> Reading:
-        """The record's transcripts; the only one is named `id`. Raises RecordError, naming the field."""
-        ...
+        """Read the record's transcripts; the only one is named `id`. Raises RecordError, naming the field."""

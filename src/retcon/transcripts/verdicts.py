@@ -1,9 +1,9 @@
-"""What a tool's output says about its call, where no typed status does: parsed, never a word searched.
+"""Verdicts on calls by their outputs, in records without typed status.
 
-In this order: an outcome that the execution reports in its output (a flag, an exit code); else the whole output, if it
-is one error form of the table FORMS, from any tool; else, of tools that run programs only, what ends the output.
-What could also be a program's own words is `unclear` rather than judged. Every wording that a rule is for, and what
-only looks like one, stands in tests/outputs, with who prints it.
+Outputs are parsed, in this order: an outcome that the execution reports in its output (a flag, an exit code); else the
+whole output, if it is one error form of the table FORMS, from any tool; else, of tools that run programs only, the end
+of the output. Text that a program may have printed itself is `unclear` rather than judged. tests/outputs has every
+wording that a rule is for, those that only look like one, and who prints them.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ _ABOUT = frozenset(
     | {"error_code", "errorCode", "status", "status_code", "statusCode", "type", "error_type", "errorType", "trace"}
     | {"suggestion", "timestamp", "request_id", "requestId", "traceback", "stack", "stderr", "success", "ok", "data"}
 )
-"""Fields of a record that is nothing but an error: the error, and what is said about it."""
+"""Fields of a record that is nothing but an error and details of it."""
 _NOTHING = frozenset({"", "none", "null", "no error", "no errors", "n/a", "ok"})
 _WRAPPED = frozenset({"tool_call_id", "name", "content"})
 _LARGEST = 200_000
 _CUT = ("Traceback (most recent call last):\\n", "Traceback (most recent call last)\\n")
 
 
-def exited(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
+def exit_verdict(code: int, error_type: str | None = None, rule: str = "exit-code") -> Verdict | None:
     """Judge an exit code: 124 is of `timeout(1)`, 137 of a kill for memory."""
     if code == 0:
         return None
@@ -90,7 +90,7 @@ def outcome_of(fields: Mapping[str, object], rule: str, error_type: str | None =
     count."""
     for name in EXIT_CODES:
         if type(code := fields.get(name)) is int:
-            return True, exited(code, error_type, "exit-code" if rule == "field" else rule)
+            return True, exit_verdict(code, error_type, "exit-code" if rule == "field" else rule)
     found = [(name, value) for name in _FLAGS if isinstance(value := fields.get(name), bool)]
     for name, value in found:
         if value is _FLAGS[name]:
@@ -574,7 +574,7 @@ def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
 
 
 def is_negative_result(verdict: Verdict | None, text: str, calls: Sequence[ToolCall]) -> bool:
-    """Whether exit code 1 means failed tests, or a search that found nothing."""
+    """Whether exit code 1 means failed tests or an empty search."""
     if verdict is None or verdict.status != "error" or verdict.rule not in ("status", "exit-code"):
         return False
     if verdict.error_type not in (None, "exit 1", text) or next((code for code, _ in _exit_codes(text)), 1) != 1:
@@ -646,7 +646,7 @@ class _Output:
             edges = text[:_EDGE] + text[-_EDGE:]
             for code, line in _exit_codes(text) if any(word in edges for word in _EXITED) else ():
                 if not self.writes("exit", "return code", "returncode", line.lower()):
-                    failed = exited(code)
+                    failed = exit_verdict(code)
                     worked = is_negative_result(failed, text, self.calls)
                     return failed and (None if worked else self._ended(text) or failed)
                 if code:

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from foreign import FORMATS, Step, fails, user, works
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.purify.programs import effects
 from retcon.store.records import Record
-from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks
 from retcon.transcripts.verdicts import judge
 
 
@@ -38,7 +38,7 @@ def turns(count: int) -> bytes:
 
 def purified(data: bytes) -> Count:
     count = Count()
-    Purifier(Offline(), "auto", Sinks(), count)(Record(data, 1, "f.jsonl"))
+    RecordRepairer(Repairer(), "auto", Sinks(), count)(Record(data, 1, "f.jsonl"))
     return count
 
 

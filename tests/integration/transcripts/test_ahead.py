@@ -15,8 +15,8 @@ import pytest
 
 from foreign import FORMATS, REPAIRED, Step, fails
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
-from retcon.transcripts.purification import Assignment, Purification, RecordsLost, Stopped, write_report
+from retcon.purify.offline import Repairer
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped, RecordsLost, write_report
 
 CLEAN = (Step("user", "?"), Step("call", "so", "x = 1", "1"), Step("answer", "1"))
 LEFT = (Step("user", "?"), fails("f(2)"), Step("answer", "no"))
@@ -27,8 +27,8 @@ def job(folder: Path, records: list[bytes], jobs: int, **options: Any) -> Assign
     source.write_bytes(b"".join(line + b"\n" for line in records))
     out = folder / f"{jobs}.jsonl"
     return Assignment(
-        [source], out, False, ["in.jsonl"], Offline(), audit=out.with_suffix(".audit"), pairs=out.with_suffix(".pairs"),
-        jobs=jobs, **options,
+        [source], out, False, ["in.jsonl"], Repairer(), audit=out.with_suffix(".audit"),
+        pairs=out.with_suffix(".pairs"), jobs=jobs, **options,
     )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_two_processes_write_and_count_what_one_does(tmp_path: Path) -> None:
     made = {}
     for jobs in (1, 2):
         one = job(tmp_path, some(200), jobs)
-        counts = Purification(one)(lambda *_: None, never)
+        counts = FileJob(one)(lambda *_: None, never)
         made[jobs] = (files(one), [c.to_dict() for c in counts])
     assert made[1] == made[2]
 
@@ -68,7 +68,7 @@ def test_processes_go_by_the_format_that_the_file_has(tmp_path: Path, given: str
     made = {}
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs, format=given)
-        (count,) = Purification(one)(lambda *_: None, never)
+        (count,) = FileJob(one)(lambda *_: None, never)
         made[jobs] = (files(one), count.to_dict())
     assert made[1] == made[2]
     assert made[1][1]["formats"] == {"markdown" if given == "auto" else "mint": 150}
@@ -83,7 +83,7 @@ def test_what_nothing_reads_is_counted_and_named_by_several_processes_too(tmp_pa
     told = []
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs, skip_bad=True)
-        (count,) = Purification(one)(lambda *_: None, never)
+        (count,) = FileJob(one)(lambda *_: None, never)
         told.append((files(one), count.to_dict()))
         assert (count.unread, len(count.unread_at), count.bad_at) == (28, 20, [61, 151])
     assert told[0] == told[1]
@@ -91,19 +91,19 @@ def test_what_nothing_reads_is_counted_and_named_by_several_processes_too(tmp_pa
 
 def test_a_run_that_was_stopped_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     whole = job(tmp_path, some(150), 1)
-    expected = [c.to_dict() for c in Purification(whole)(lambda *_: None, never)]
+    expected = [c.to_dict() for c in FileJob(whole)(lambda *_: None, never)]
     one = job(tmp_path, some(150), 2)
-    with pytest.raises(Stopped) as stopped:
-        Purification(one)(lambda *_: None, after(101))
+    with pytest.raises(JobStopped) as stopped:
+        FileJob(one)(lambda *_: None, after(101))
     assert stopped.value.kept is not None
     assert json.loads(stopped.value.kept.read_bytes())["records"] == 101
-    counts = Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
+    counts = FileJob(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert files(one) == files(whole)
     assert [c.to_dict() for c in counts] == expected
 
 
 def test_a_report_says_with_what_it_was_made(tmp_path: Path) -> None:
-    run = Purification(replace(job(tmp_path, some(3), 1, skip_bad=True), audit=None))
+    run = FileJob(replace(job(tmp_path, some(3), 1, skip_bad=True), audit=None))
     run(lambda *_: None, never)
     write_report(tmp_path / "r.json", run)
     options = json.loads((tmp_path / "r.json").read_bytes())["options"]
@@ -116,8 +116,8 @@ def test_a_bad_record_is_named_and_what_was_done_before_it_is_kept(tmp_path: Pat
     told = []
     for jobs in (1, 2):
         one = job(tmp_path, records, jobs)
-        with pytest.raises(Stopped) as stopped:
-            Purification(one)(lambda *_: None, never)
+        with pytest.raises(JobStopped) as stopped:
+            FileJob(one)(lambda *_: None, never)
         assert isinstance(stopped.value.__cause__, RecordError)
         assert stopped.value.kept is not None
         state = json.loads(stopped.value.kept.read_bytes())
@@ -143,13 +143,13 @@ def test_where_a_process_is_killed_what_was_done_is_kept_and_whoever_asked_for_i
         # not between two records: whether it was asked is told once the processes are missed
         return asked and isinstance(sys.exc_info()[1], RecordsLost)
 
-    with pytest.raises(Stopped) as stopped:
-        Purification(one)(lambda *_: None, stop)
+    with pytest.raises(JobStopped) as stopped:
+        FileJob(one)(lambda *_: None, stop)
     assert isinstance(stopped.value.__cause__, RecordsLost) is not asked
     assert one.inputs[0] not in {fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()}
     assert stopped.value.kept is not None
     assert json.loads(stopped.value.kept.read_bytes())["records"] >= 1
-    Purification(replace(one, jobs=1), resume=True)(lambda *_: None, never)
+    FileJob(replace(one, jobs=1), resume=True)(lambda *_: None, never)
     assert one.out.read_bytes().count(b"\n") == 600
 
 

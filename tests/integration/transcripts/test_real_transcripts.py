@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.records import open_source
 from retcon.transcripts.detector import Detector
-from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks
 
 DATA = Path(os.environ.get("RETCON_DATA", Path(__file__).parents[3].parent / "shared" / "data")) / "transcripts"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real transcripts in {DATA} (set RETCON_DATA)")
@@ -29,8 +29,8 @@ def test_counts_of_a_source(source: str) -> None:
     count = Count()
     formats: Counter[str] = Counter()
     for path in sorted((DATA / source).iterdir()):
-        purifier = Purifier(Offline(), "auto", Sinks(), count)
-        again = Purifier(Offline(), "auto", Sinks(), Count())
+        purifier = RecordRepairer(Repairer(), "auto", Sinks(), count)
+        again = RecordRepairer(Repairer(), "auto", Sinks(), Count())
         detector = Detector()
         for record in open_source(path).records:
             out = purifier(record)

@@ -19,7 +19,7 @@ from retcon.core.registry import FOLDERS, GROUP, Registry
 from retcon.purify.kinds.saar import SaarSection
 from retcon.tasks.data.rows import imported_tasks
 from retcon.tools.loading import find_tools
-from retcon.transcripts.registry import named as transcript_format
+from retcon.transcripts.registry import find_formats
 
 ANYTHING = """
 from retcon.chat.families.harmony import Harmony
@@ -61,9 +61,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
     assert SaarSection().kind == "saar"
 
 
-@pytest.mark.parametrize(
-    "find", [FAMILIES.find, transcript_format, imported_tasks, lambda path: find_tools([path])[0].tool]
-)
+@pytest.mark.parametrize("find", [FAMILIES.find, find_formats, imported_tasks, lambda path: find_tools([path])[0].tool])
 def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_called_in(
     find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

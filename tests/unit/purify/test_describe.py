@@ -17,7 +17,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, history_ids, to_sample
-from retcon.purify.kinds.describe import LATER, Describe, described
+from retcon.purify.kinds.describe import LATER, Describe, describe_failure
 from retcon.purify.splice import UNALIGNED
 from retcon.report.transcript import changes, show_change, show_purification
 from retcon.tools.scripted import ScriptedSessions
@@ -204,21 +204,21 @@ def test_a_status_that_does_not_count_is_left_alone():
     ],
 )  # fmt: skip
 def test_the_line_says_what_failed(text: str, status: Status, error_type: str | None, line: str):
-    assert described(ToolCall("0", "python", {}, 0), Observation("0", text, status, error_type), 80) == line
+    assert describe_failure(ToolCall("0", "python", {}, 0), Observation("0", text, status, error_type), 80) == line
 
 
 @given(st.text(), st.integers(1, 60))
 def test_the_line_is_one_line_and_no_longer_than_asked(text, chars):
-    line = described(ToolCall("0", "python", {}, 0), Observation("0", text, "malformed"), chars)
+    line = describe_failure(ToolCall("0", "python", {}, 0), Observation("0", text, "malformed"), chars)
     assert len(line) <= chars
     assert len(line.splitlines()) <= 1
 
 
 def test_a_line_that_just_fits_is_whole():
     name, failed = ToolCall("0", "python", {}, 0), Observation("0", f"NameError: {SAYS}", "error", "NameError")
-    assert described(name, failed, len(LINE)) == LINE
-    assert described(name, failed, len(LINE) - 1) == f"{LINE[:-3]}…]"
-    assert [described(name, failed, chars) for chars in (1, 2, 3)] == ["…", "…]", "[…]"]
+    assert describe_failure(name, failed, len(LINE)) == LINE
+    assert describe_failure(name, failed, len(LINE) - 1) == f"{LINE[:-3]}…]"
+    assert [describe_failure(name, failed, chars) for chars in (1, 2, 3)] == ["…", "…]", "[…]"]
 
 
 def test_a_line_has_a_character():

@@ -15,7 +15,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.codec import to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Branch, Completion, Pair, history_ids
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.purify.pairs import call_mask, preference_pairs
 from retcon.purify.saar import Saar
 from retcon.store import jsonl
@@ -183,4 +183,4 @@ def test_what_is_repaired_offline_in_a_turn_that_a_branch_shares_is_its_pair_all
     p = play([call(BAD), call(GOOD), DONE], {BAD: "error"})
     branch = replace(p.trajectory, branch=Branch("t/0/9", "t/0/9", 2, 50, 1.0, 0.5))
     reading = Ours().read(to_dict(branch), "")
-    assert len(list(reading.pairs([Offline()(one) for one in reading.trajectories]))) == 1
+    assert len(list(reading.pairs([Repairer()(one) for one in reading.trajectories]))) == 1

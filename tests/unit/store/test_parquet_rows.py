@@ -15,9 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from foreign import REPAIRED, answer, fails, messages, user, works
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.parquet import rows_of
-from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 from retcon.transcripts.purifier import purify_transcript
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))["messages"]
@@ -29,8 +29,8 @@ def purified(path: Path, table: Any, **options: object) -> Any:
     """The table that becomes of one."""
     pyarrow.parquet.write_table(table, path)
     out = path.with_suffix(".out.parquet")
-    one = Assignment([path], out, False, [out.name], Offline(), **options)  # type: ignore[arg-type]
-    Purification(one)(lambda *_: None, lambda: False)
+    one = Assignment([path], out, False, [out.name], Repairer(), **options)  # type: ignore[arg-type]
+    FileJob(one)(lambda *_: None, lambda: False)
     return pyarrow.parquet.read_table(out)
 
 
@@ -105,7 +105,7 @@ def test_a_repair_that_its_columns_cannot_hold_is_a_bad_record(tmp_path: Path) -
     mask = pyarrow.array([[0, 1], [0, 1], [0, 1]], pyarrow.list_(pyarrow.int64(), 2))  # to be emptied, and of two
     table = pyarrow.table({"messages": [CLEAN, FAILING, CLEAN], "loss_mask": mask})
     path = tmp_path / "in.parquet"
-    with pytest.raises(Stopped, match=r"in\.parquet, row 2: column 'loss_mask' cannot hold what was repaired"):
+    with pytest.raises(JobStopped, match=r"in\.parquet, row 2: column 'loss_mask' cannot hold what was repaired"):
         purified(path, table)
     found = purified(path, table, skip_bad=True)
     assert found.to_pylist() == [table.to_pylist()[n] for n in (0, 2)]
@@ -139,5 +139,5 @@ def test_messages_in_columns_of_json_are_read_and_repaired(tmp_path: Path, depth
 
 def test_a_column_of_json_that_holds_other_text_is_refused_by_row(tmp_path: Path) -> None:
     table = pyarrow.table({"messages": pyarrow.array(["[]", "{no JSON"], pyarrow.json_())})
-    with pytest.raises(Stopped, match=r"in\.parquet, row 1: .*'\{no JSON' is not JSON"):
+    with pytest.raises(JobStopped, match=r"in\.parquet, row 1: .*'\{no JSON' is not JSON"):
         purified(tmp_path / "in.parquet", table)

@@ -15,7 +15,7 @@ from retcon.chat.template import Template, TemplateFraming
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.types import Sample, ToolSpec
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.jsonl import write_pairs
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.train.datasets.preferences import read_preferences
@@ -221,7 +221,7 @@ def test_pairs_keep_the_tools_of_their_record(tmp_path: Path) -> None:
         form = Detector().format_of(record)
         assert form is not None
         reading = form.read(record, "r")
-        (pair,) = reading.pairs([Offline()(one) for one in reading.trajectories])
+        (pair,) = reading.pairs([Repairer()(one) for one in reading.trajectories])
         assert pair.about.get("tools") == tools
         write_pairs(tmp_path / "pairs.jsonl", [pair])
         (found,) = read_preferences(tmp_path / "pairs.jsonl", chat(), vocabulary=TOKENIZER.size)

@@ -14,9 +14,9 @@ from foreign import FAILED, REPAIRED, answer, fails, messages, ours, user, works
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
 from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
-from retcon.purify.offline import REASONS, Offline, Purified
+from retcon.purify.offline import REASONS, Repairer, RepairResult
 from retcon.store.jsonl import read
-from retcon.transcripts.purification import Assignment, Purification, Stopped, expand
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand
 from retcon.transcripts.purifier import EXAMPLES, SHOWN, Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
@@ -32,11 +32,11 @@ def as_lines(records: Sequence[object]) -> list[bytes]:
 def assignment(folder: Path, records: Sequence[object], **options: Any) -> Assignment:
     (source := folder / "in.jsonl").write_bytes(b"".join(as_lines(records)))
     files = {"audit": folder / "audit.jsonl", "pairs": folder / "pairs.jsonl"}
-    return Assignment([source], folder / "out.jsonl", False, [source.name], Offline(), **{**files, **options})
+    return Assignment([source], folder / "out.jsonl", False, [source.name], Repairer(), **{**files, **options})
 
 
 def run(wanted: Assignment, stop: Callable[[], bool] = lambda: False, *, resume: bool = False) -> Count:
-    (count,) = Purification(wanted, resume=resume)(lambda *_: None, stop)
+    (count,) = FileJob(wanted, resume=resume)(lambda *_: None, stop)
     return count
 
 
@@ -60,7 +60,7 @@ def test_what_is_left_out_is_counted_and_stands_in_the_audit(tmp_path: Path) -> 
 def test_a_report_lists_a_few_of_what_there_are_many_of(tmp_path: Path) -> None:
     records = [*[MENDED] * (EXAMPLES + 1), *[{"neither": n} for n in range(SHOWN + 1)]]
     wanted = assignment(tmp_path, records, skip_bad=True)
-    purification = Purification(wanted)
+    purification = FileJob(wanted)
     (count,) = purification(lambda *_: None, lambda: False)
     assert (count.shallow, len(count.examples)) == (EXAMPLES + 1, EXAMPLES)
     assert (count.bad, len(count.bad_at), len(purification.bad)) == (SHOWN + 1, SHOWN, SHOWN)
@@ -76,7 +76,7 @@ def test_failed_calls_are_counted_by_rule_and_by_type() -> None:
     )  # fmt: skip
     raw = Trajectory("t", "t", (), (Turn((), (), seen, "call"),))
     count = Count()
-    count.found(raw, Purified(raw, (), ()))
+    count.found(raw, RepairResult(raw, (), ()))
     assert (count.calls, count.failed) == (4, 2)
     assert (dict(count.rules), dict(count.types)) == ({"last-line": 1, "status": 1}, {"NameError": 1, "timeout": 1})
 
@@ -115,13 +115,13 @@ def test_a_file_is_of_an_unknown_format_where_half_of_it_is(tmp_path: Path, unkn
     ("other", "named"),
     [
         ({"format": "messages"}, "format"), ({"drop_unrepaired": True}, "drop_unrepaired"), ({"pairs": None}, "pairs"),
-        ({"audit": None}, "audit"), ({"offline": Offline(gamma=0.6)}, "gamma"), ({"offline": Offline(5)}, "attempts"),
-        ({"offline": Offline(state="ignore")}, "state"), ({"skip_bad": True}, ""), ({"jobs": 2}, ""),
+        ({"audit": None}, "audit"), ({"offline": Repairer(gamma=0.6)}, "gamma"), ({"offline": Repairer(5)}, "attempts"),
+        ({"offline": Repairer(state="ignore")}, "state"), ({"skip_bad": True}, ""), ({"jobs": 2}, ""),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, other: dict[str, Any], named: str) -> None:
     wanted = assignment(tmp_path, [MENDED, LEFT, MENDED])
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         run(wanted, lambda: True)
     now = replace(wanted, **other)
     if named:

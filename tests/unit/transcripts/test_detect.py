@@ -12,16 +12,16 @@ import pytest
 
 from foreign import FORMATS, NAMES, REPAIRED, answer, hermes, markdown, messages, mint, user, works
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.report.purification import remarks, shorten_names
 from retcon.store.jsonl import read
 from retcon.transcripts import detector
 from retcon.transcripts.detector import Detector, nearest_format
 from retcon.transcripts.formats.messages import Messages
 from retcon.transcripts.formats.notations import Markdown
-from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 from retcon.transcripts.purifier import Count
-from retcon.transcripts.registry import formats, named
+from retcon.transcripts.registry import find_formats, formats
 
 CLEAN = (user("?"), works("x = 1"), answer("1"))
 TAGS = "<search>{}</search>\n<information>{}</information>\n<answer>4</answer>"
@@ -31,8 +31,8 @@ UNKNOWN = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", 
 def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tuple[bytes, Count]:
     source, out = folder / name, folder / f"out-{name}"
     source.write_bytes(data)
-    assignment = Assignment([source], out, False, [source.name], Offline(), audit=folder / "audit.jsonl", **options)
-    (count,) = Purification(assignment)(lambda *_: None, lambda: False)
+    assignment = Assignment([source], out, False, [source.name], Repairer(), audit=folder / "audit.jsonl", **options)
+    (count,) = FileJob(assignment)(lambda *_: None, lambda: False)
     return out.read_bytes(), count
 
 
@@ -85,7 +85,7 @@ def test_tool_use_that_nothing_reads_is_an_error_with_the_nearest_format(tmp_pat
     out, count = run(tmp_path, lines([UNKNOWN, UNKNOWN]), skip_bad=True)
     assert (out, count.unread) == (lines([UNKNOWN, UNKNOWN]), 2)
     steps = {"steps": [{"step_number": 1, "model_outputs": "x", "code_actions": "1", "observation": "1"}]}
-    with pytest.raises((RecordError, Stopped), match="nearest format: 'smolagents'"):
+    with pytest.raises((RecordError, JobStopped), match="nearest format: 'smolagents'"):
         run(tmp_path, lines([steps]))
 
 
@@ -94,13 +94,13 @@ def test_messages_that_stand_elsewhere_are_told_where(name: str, tmp_path: Path)
     made: Any = messages(CLEAN)["messages"]
     for part in reversed(name.split(".")):
         made = {part: made}
-    with pytest.raises((RecordError, Stopped), match=f"messages under '{name}' are not looked for: put them"):
+    with pytest.raises((RecordError, JobStopped), match=f"messages under '{name}' are not looked for: put them"):
         run(tmp_path, lines([made, made]))
 
 
 def test_messages_that_are_a_text_are_told_so(tmp_path: Path) -> None:
     written = {"dialogue": json.dumps(messages(CLEAN)["messages"])}
-    with pytest.raises((RecordError, Stopped), match="'dialogue' is the text of a list of messages: write the list"):
+    with pytest.raises((RecordError, JobStopped), match="'dialogue' is the text of a list of messages: write the list"):
         run(tmp_path, lines([written]))
 
 
@@ -114,7 +114,7 @@ def test_the_nearest_format_is_looked_for_only_where_it_is_told(
         return nearest_format(record, known)
 
     monkeypatch.setattr(detector, "nearest_format", seen)
-    with pytest.raises(Stopped, match="no transcript of any known format"):
+    with pytest.raises(JobStopped, match="no transcript of any known format"):
         run(tmp_path, lines([{"id": n, "note": "nothing"} for n in range(9)]))
     assert asked == [{"id": 0, "note": "nothing"}]
 
@@ -177,9 +177,10 @@ def test_a_transcript_without_calls_passes_in_every_format(tmp_path: Path, name:
 
 
 def test_of_several_lists_the_one_with_calls_is_read_and_of_those_without_the_last() -> None:
-    (format,), asked = named("langchain"), {"before": FORMATS["langchain_flat"]((user("?"), answer("4")))["messages"]}
+    (format,) = find_formats("langchain")
+    asked = {"before": FORMATS["langchain_flat"]((user("?"), answer("4")))["messages"]}
     assert format.find({**asked, **FORMATS["langchain_flat"](CLEAN)}).path == ("messages",)
-    (format,) = named("responses")
+    (format,) = find_formats("responses")
     said = [{"role": "assistant", "content": "4"}]
     assert format.find({"input": [{"role": "user", "content": "?"}, *said], "output": said}).path == ("output",)
 
@@ -199,7 +200,7 @@ def test_some_records_that_nothing_reads_are_counted_and_named(tmp_path: Path) -
     assert (count.unread, count.unread_at) == (2, [2, 4])
     assert "2 of 4 transcripts have no call that can be read" in next(remarks([Path("in.jsonl")], [count]))
     data = lines([messages(CLEAN), {"no": 1}, {"no": 2}])
-    with pytest.raises(Stopped, match=r"line 2: no transcript.*so are 2 of the first 3 records: 2, 3"):
+    with pytest.raises(JobStopped, match=r"line 2: no transcript.*so are 2 of the first 3 records: 2, 3"):
         run(tmp_path, data)
     (tmp_path / "out-in.jsonl.partial.json").unlink()
     _, count = run(tmp_path, data, skip_bad=True)
@@ -253,10 +254,10 @@ def test_nan_stops_nothing_and_stays(tmp_path: Path) -> None:
 def test_a_format_is_one_file_that_registers_itself_or_is_named_by_its_place() -> None:
     names = {f.name for f in formats()}
     assert {NAMES.get(name, name) for name in FORMATS} <= names
-    (found,) = named("retcon.transcripts.formats.notations:MINT")
+    (found,) = find_formats("retcon.transcripts.formats.notations:MINT")
     assert found.name == "mint"
     with pytest.raises(RecordError, match=r"transcript format 'no\.such:THING' cannot be imported"):
-        named("no.such:THING")
+        find_formats("no.such:THING")
 
 
 def test_what_repeats_a_repaired_transcript_in_another_form_is_emptied(tmp_path: Path) -> None:
@@ -319,7 +320,7 @@ def test_swe_agent_s_history_follows_its_steps(tmp_path: Path) -> None:
     record = FORMATS["swe_agent"](REPAIRED)
     source, out = tmp_path / "a.traj", tmp_path / "b.traj"
     source.write_text(json.dumps(record, indent=2))
-    Purification(Assignment([source], out, False, ["a.traj"], Offline(state="ignore")))(lambda *_: None, lambda: False)
+    FileJob(Assignment([source], out, False, ["a.traj"], Repairer(state="ignore")))(lambda *_: None, lambda: False)
     new = json.loads(out.read_text())
     assert [s["thought"] for s in new["trajectory"]] == ["let me see", "4"]
     assert [m["content"] for m in new["history"] if m["role"] == "assistant"] == [

@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from foreign import FORMATS, REPAIRED, answer, user, works
 from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.records import open_source
-from retcon.transcripts.purification import Assignment, Purification
+from retcon.transcripts.purification import Assignment, FileJob
 
 torch = pytest.importorskip("torch", reason="a .pt is read with torch, of the [train] extra")
 CLEAN = (user("1 + 1?"), works("print(1 + 1)", "2"), answer("2"))
@@ -36,7 +36,7 @@ def dumped(folder: Path, value: object) -> Path:
 
 
 def purified(source: Path, out: Path) -> Any:
-    (count,) = Purification(Assignment([source], out, False, [source.name], Offline()))(lambda *_: None, lambda: False)
+    (count,) = FileJob(Assignment([source], out, False, [source.name], Repairer()))(lambda *_: None, lambda: False)
     assert (count.transcripts, count.shallow) == (2, 1)
     return out
 
@@ -124,7 +124,5 @@ def test_a_pt_holds_what_came_from_one(tmp_path: Path, kind: str, name: str) -> 
         source = tmp_path / "in.jsonl"
         source.write_text(json.dumps(FORMATS["slime"](CLEAN)) + "\n")
     with pytest.raises(RecordError, match=r"a \.pt can only hold what came from one \.pt"):
-        Purification(Assignment([source], tmp_path / name, False, [source.name], Offline()))(
-            lambda *_: None, lambda: False
-        )
+        FileJob(Assignment([source], tmp_path / name, False, [source.name], Repairer()))(lambda *_: None, lambda: False)
     assert {path.name for path in tmp_path.iterdir()} <= {"7.pt", "in.jsonl"}

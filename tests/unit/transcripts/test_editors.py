@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.purifier import purify_transcript
 
 MODELS = {"path": "/repo/models.py", "old_str": "class A:", "new_str": "class A(Base):"}
@@ -48,7 +48,7 @@ def openhands(*edits: dict[str, str]) -> dict[str, Any]:
     ],
 )
 def test_an_edit_is_fixed_by_the_same_edit_and_by_no_other(shape: Any, edits: Any, fixed: bool) -> None:
-    count = purify_transcript(shape(*edits), offline=Offline(state="ignore"))[1]
+    count = purify_transcript(shape(*edits), offline=Repairer(state="ignore"))[1]
     assert (count.calls, count.failed, count.shallow) == (2, 1, fixed)
     assert count.left["unrelated"] == (not fixed)
 
@@ -61,7 +61,7 @@ def test_what_an_edit_left_behind_cannot_be_told(shape: Any) -> None:
 
 def test_a_shell_s_command_is_still_its_program() -> None:
     record = messages({"command": "make al", "timeout": "5"}, {"command": "make all", "timeout": "600"})
-    _, count = purify_transcript(record, offline=Offline(state="ignore", gamma=0.93))
+    _, count = purify_transcript(record, offline=Repairer(state="ignore", gamma=0.93))
     assert count.shallow == 1
 
 
@@ -95,7 +95,7 @@ def test_a_shell_s_command_that_is_a_list_is_one_too(name: str, arguments: Any, 
     record = {"messages" if shape == "messages" else "input": steps}
     count = purify_transcript(record)[1]
     assert (count.failed, count.shallow, dict(count.left)) == (1, 0, {"effects": 1})
-    assert purify_transcript(record, offline=Offline(state="ignore"))[1].shallow == 1
+    assert purify_transcript(record, offline=Repairer(state="ignore"))[1].shallow == 1
 
 
 @pytest.mark.parametrize("key", ["language", "lang", "runtime"])
@@ -112,4 +112,4 @@ def test_a_program_whose_language_is_a_shell_is_a_shell_s_whatever_the_tool(
         steps.append({"role": "tool", "tool_call_id": str(n), "content": f"out {n}", "exit_code": 1 - n})
     record = {"messages": [*steps, {"role": "assistant", "content": "12"}]}
     assert purify_transcript(record)[1].shallow == repairs
-    assert purify_transcript(record, offline=Offline(state="ignore"))[1].shallow == 1
+    assert purify_transcript(record, offline=Repairer(state="ignore"))[1].shallow == 1

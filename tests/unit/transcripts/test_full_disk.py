@@ -14,8 +14,8 @@ import pytest
 
 from foreign import answer, fails, messages, user, works
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
-from retcon.transcripts.purification import Assignment, Purification, Stopped, write_report
+from retcon.purify.offline import Repairer
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped, write_report
 
 MOST = 10_000
 
@@ -40,11 +40,11 @@ def source(folder: Path, record: Any, size: int) -> Path:
 
 
 def assignment(inputs: Path, out: Path, **options: Any) -> Assignment:
-    return Assignment([inputs], out, False, [inputs.name], Offline(), **options)
+    return Assignment([inputs], out, False, [inputs.name], Repairer(), **options)
 
 
 def purify(one: Assignment, *, resume: bool = False) -> None:
-    Purification(one, resume=resume)(lambda *_: None, lambda: False)
+    FileJob(one, resume=resume)(lambda *_: None, lambda: False)
 
 
 CLEAN = messages((user("?" * 1000), works("x = 1"), answer("1")))
@@ -78,7 +78,7 @@ def test_a_run_that_was_resumed_can_be_resumed_again(tmp_path: Path) -> None:
     good = given.read_text()
     given.write_text(good + "{\n")
     one = assignment(given, out)
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         purify(one)
     given.write_text(good * (1 + MOST // 1000))
     state = one.state_path.read_bytes()
@@ -91,7 +91,7 @@ def test_a_run_that_was_resumed_can_be_resumed_again(tmp_path: Path) -> None:
 
 def test_a_report_for_which_there_is_no_room_leaves_nothing(tmp_path: Path) -> None:
     one = assignment(source(tmp_path, CLEAN, 1000), tmp_path / "out.jsonl")
-    run = Purification(one)
+    run = FileJob(one)
     run(lambda *_: None, lambda: False)
     report = tmp_path / "report.json"
     run.counts[0].bad_at += list(range(MOST))

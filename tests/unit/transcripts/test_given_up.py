@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 
 from foreign import answer, fails, messages, user, works
-from retcon.purify.offline import Offline
-from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.purify.offline import Repairer
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
 LEFT = messages((user("?"), fails("f(2)"), answer("no")))
@@ -24,8 +24,8 @@ LEFT = messages((user("?"), fails("f(2)"), answer("no")))
 
 def purified(inputs: list[Path], out: Path, **options: object) -> None:
     folder = out.suffix == ""
-    one = Assignment(inputs, out, folder, [path.name for path in inputs], Offline(), **options)  # type: ignore[arg-type]
-    Purification(one)(lambda *_: None, lambda: False)
+    one = Assignment(inputs, out, folder, [path.name for path in inputs], Repairer(), **options)  # type: ignore[arg-type]
+    FileJob(one)(lambda *_: None, lambda: False)
 
 
 def broken(path: Path) -> Path:
@@ -53,7 +53,7 @@ def test_a_bad_record_leaves_nothing_open_and_no_word_of_it(
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(Stopped):
+        with pytest.raises(JobStopped):
             purified([source], tmp_path / "out" / out)
         gc.collect()
     assert not said, said

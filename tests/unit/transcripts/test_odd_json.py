@@ -13,10 +13,10 @@ import pytest
 
 from foreign import FIXED, FORMATS, REPAIRED, answer, fails, messages, user, works
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.parquet import Record
 from retcon.store.records import open_source, writer
-from retcon.transcripts.purifier import Count, Purifier, Sinks, purify_transcript
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks, purify_transcript
 
 DEEP = 100_000
 HALF = "\ud83d"
@@ -25,7 +25,8 @@ HALF = "\ud83d"
 
 def purified(text: str) -> Count:
     count, lines = Count(), list[bytes]()
-    Purifier(Offline(), "auto", Sinks(lines.append, lines.append), count)(Record(text.encode() + b"\n", 1, "in.jsonl"))
+    repairer = RecordRepairer(Repairer(), "auto", Sinks(lines.append, lines.append), count)
+    repairer(Record(text.encode() + b"\n", 1, "in.jsonl"))
     return count
 
 
@@ -105,7 +106,7 @@ def test_a_transcript_at_hand_keeps_what_no_standard_knows(odd: Any) -> None:
 
 
 def repaired(data: bytes, kind: str = "line") -> bytes:
-    out = Purifier(Offline(), "auto", Sinks(), Count())(Record(data, 1, "in.jsonl", kind))  # type: ignore[arg-type]
+    out = RecordRepairer(Repairer(), "auto", Sinks(), Count())(Record(data, 1, "in.jsonl", kind))  # type: ignore[arg-type]
     assert out is not None
     assert out != data
     return out

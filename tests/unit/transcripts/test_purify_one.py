@@ -11,11 +11,11 @@ from foreign import REPAIRED, answer, fails, markdown, ours, user, works
 from foreign.calls_in_text import sharegpt, sharegpt_functions
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.detector import Detector, tool_use
 from retcon.transcripts.formats.retcon import Ours
 from retcon.transcripts.purifier import purify_transcript
-from retcon.transcripts.registry import named
+from retcon.transcripts.registry import find_formats
 
 
 def transcript(*steps: tuple[str, str]) -> dict:
@@ -89,7 +89,7 @@ def test_calls_of_one_id_are_apart_in_the_trajectory_even_if_one_is_not_answered
     record = {
         "messages": [{"role": "user", "content": "q"}, said, {"role": "tool", "tool_call_id": "same", "content": "1"}]
     }
-    (format,) = named("messages")
+    (format,) = find_formats("messages")
     (turn,) = format.read(record, "one").trajectories[0].turns
     assert len({c.id for c in turn.calls}) == 2
     assert [o.call_id for o in turn.observations] == [turn.calls[0].id]
@@ -100,7 +100,7 @@ def test_of_several_outputs_of_one_id_the_last_call_has_the_last() -> None:
         call = {"id": "same", "function": {"name": "python", "arguments": '{"code": "f()"}'}}
         said = {"role": "assistant", "content": None, "tool_calls": [call] * calls}
         results = [{"role": "tool", "tool_call_id": "same", "content": text} for text in told]
-        (format,) = named("messages")
+        (format,) = find_formats("messages")
         record = {"messages": [{"role": "user", "content": "q"}, said, *results]}
         return [o.text for o in format.read(record, "one").trajectories[0].turns[0].observations]
 
@@ -112,7 +112,7 @@ def test_pairs_are_of_the_turns_that_splices_have_become() -> None:
     steps = (fails("x = print(root"), fails("x = print(root))"), works("x = print(root)"), works("1 + 1"))
     last = ours((user("?"), *steps, *REPAIRED[1:]))
     reading = Ours().read(last, "one")
-    results = [Offline()(one) for one in reading.trajectories]
+    results = [Repairer()(one) for one in reading.trajectories]
     assert [(splice.failure, splice.fix) for splice in results[0].splices] == [(0, 2), (4, 5)]
     assert [pair.id.rpartition("/")[0].rpartition("/")[2] for pair in reading.pairs(results)] == ["0", "2"]
 
@@ -120,10 +120,10 @@ def test_pairs_are_of_the_turns_that_splices_have_become() -> None:
 def test_what_was_repaired_as_a_rollout_was_made_gives_no_pair_beside_what_is_repaired_now() -> None:
     lived = from_dict(ours(REPAIRED))
     again = from_dict(ours((user("?"), fails("print(side"), works("print(side)"), answer("4"))))
-    once = Offline()(lived).trajectory
+    once = Repairer()(lived).trajectory
     both = replace(once, turns=(once.turns[0], *again.turns))
     reading = Ours().read(to_dict(both), "both")
-    results = [Offline()(one) for one in reading.trajectories]
+    results = [Repairer()(one) for one in reading.trajectories]
     assert [splice.failure for splice in results[0].splices] == [1]
     assert [pair.id for pair in reading.pairs(results)] == [f"{lived.id}/1/0"]
 
@@ -251,7 +251,7 @@ def test_numbers_may_be_ids() -> None:
     ]
     told = [{"role": "tool", "tool_call_id": n, "content": text} for n, text in ((2, "1024"), (1, TRACEBACK))]
     value = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": calls}, *told]}
-    (trajectory,) = named("messages")[0].read(value, "t").trajectories
+    (trajectory,) = find_formats("messages")[0].read(value, "t").trajectories
     assert [o.status for o in trajectory.turns[0].observations] == ["error", "ok"]
 
 
@@ -326,7 +326,7 @@ def test_what_a_user_says_between_two_outputs_is_not_dropped() -> None:
     told = f"{output % TRACEBACK}\n{WORDS}\n{output % '1024'}"
     value = {"messages": [{"role": role, "content": text} for role, text in
                           (("user", "q"), ("assistant", said), ("user", told), ("assistant", "1024"))]}  # fmt: skip
-    (trajectory,) = named("hermes")[0].read(value, "t").trajectories
+    (trajectory,) = find_formats("hermes")[0].read(value, "t").trajectories
     assert [o.text for o in trajectory.turns[0].observations] == [TRACEBACK, "1024"]
     assert purify_transcript(value)[1].left == {"user": 1}
 
@@ -356,7 +356,7 @@ def test_what_stands_beside_the_messages_is_in_the_prompt_of_a_pair() -> None:
 
     def prompt(record: dict[str, Any]) -> tuple[Any, ...]:
         reading = Detector().format_of(record).read(record, "x")
-        (pair,) = reading.pairs([Offline()(t) for t in reading.trajectories])
+        (pair,) = reading.pairs([Repairer()(t) for t in reading.trajectories])
         return pair.prompt
 
     assert prompt({"messages": whole}) == (asked,)

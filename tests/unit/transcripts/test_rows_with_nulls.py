@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, REPAIRED
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_samples import RECORDS, SAMPLES
 
@@ -30,7 +30,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def check(record: Any) -> None:
-    offline = Offline(state="ignore")
+    offline = Repairer(state="ignore")
     expected, counted = purify_transcript(record, offline=offline)
     found, count = purify_transcript(padded(record), offline=offline)
     assert count.formats == counted.formats

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import foreign
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.parquet import Record
 from retcon.transcripts.detector import Detector
-from retcon.transcripts.purifier import Count, Purifier, Sinks
+from retcon.transcripts.purifier import Count, RecordRepairer, Sinks
 
 SAMPLES = Path(foreign.__file__).parent / "samples"
 FORMATS = {
@@ -26,7 +26,7 @@ RECORDS = [(path.stem, n) for path in sorted(SAMPLES.glob("*.jsonl")) for n in r
 def purified(name: str, n: int) -> tuple[Any, Any, Count]:
     record = Record((SAMPLES / f"{name}.jsonl").read_bytes().splitlines()[n], 1, name)
     count = Count()
-    out = Purifier(Offline(), Detector(), Sinks(), count)(record)
+    out = RecordRepairer(Repairer(), Detector(), Sinks(), count)(record)
     assert out is not None
     return json.loads(record.data), json.loads(out), count
 
@@ -74,7 +74,7 @@ def test_one_message_answers_several_calls(failing: tuple[int, ...]) -> None:
     said = [*round_of(1, first, told), *round_of(2, works, ["4.0", "3.0"])] if failing else round_of(1, first, told)
     record = {"chat_history": [{"content": "?", "role": "user"}, *said, {"content": "4 and 3", "role": "assistant"}]}
     count = Count()
-    out = Purifier(Offline(), Detector(), Sinks(), count)(Record(json.dumps(record).encode(), 1, "t"))
+    out = RecordRepairer(Repairer(), Detector(), Sinks(), count)(Record(json.dumps(record).encode(), 1, "t"))
     assert out is not None
     assert (count.calls, count.failed, count.shallow) == (4 if failing else 2, len(failing), bool(failing))
     assert [len(item["tool_responses"]) for item in json.loads(out)["chat_history"] if item["role"] == "tool"] == [2]
@@ -111,7 +111,7 @@ def failing(parent: int | None) -> list[dict[str, Any]]:
 def run(nodes: list[dict[str, Any]], **more: Any) -> tuple[dict[str, Any], Count]:
     count = Count()
     record = Record(json.dumps({"nodes": nodes, **more}).encode(), 1, "t")
-    out = Purifier(Offline(), Detector(), Sinks(), count)(record)
+    out = RecordRepairer(Repairer(), Detector(), Sinks(), count)(record)
     assert out is not None
     return json.loads(out), count
 
@@ -151,7 +151,7 @@ def test_ids_of_a_history_that_is_repaired_are_taken_out_of_nemo_gym_s_items() -
     record = foreign.FORMATS["nemo_gym"](foreign.REPAIRED)
     for n, item in enumerate(record["response"]["output"]):
         item |= {"prompt_token_ids": [n], "generation_token_ids": [n, n], "generation_log_probs": [-0.5, -0.5]}
-    out = Purifier(Offline(), Detector(), Sinks(), Count())(Record(json.dumps(record).encode(), 1, "t"))
+    out = RecordRepairer(Repairer(), Detector(), Sinks(), Count())(Record(json.dumps(record).encode(), 1, "t"))
     assert out is not None
     asked, thought, *later = json.loads(out)["response"]["output"]
     assert [asked, thought] == record["response"]["output"][:2]

@@ -22,8 +22,8 @@ from typer.testing import CliRunner
 from foreign import answer, fails, markdown, messages, user, works
 from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
-from retcon.purify.offline import Offline
-from retcon.transcripts.purification import Assignment, Purification, Stopped, expand, write_report
+from retcon.purify.offline import Repairer
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand, write_report
 from retcon.transcripts.purifier import Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))
@@ -43,12 +43,12 @@ def written(folder: Path, **files: Sequence[object]) -> list[Path]:
 
 
 def assignment(inputs: Sequence[Path], out: Path, *, into_folder: bool = False, **options: Any) -> Assignment:
-    return Assignment(inputs, out, into_folder, [path.name for path in inputs], Offline(), **options)
+    return Assignment(inputs, out, into_folder, [path.name for path in inputs], Repairer(), **options)
 
 
 def purified(one: Assignment, *, resume: bool = False, stop_after: int | None = None) -> list[Count]:
     asked = itertools.count(1)
-    return Purification(one, resume=resume)(lambda *_: None, lambda: next(asked) == stop_after)
+    return FileJob(one, resume=resume)(lambda *_: None, lambda: next(asked) == stop_after)
 
 
 def parsed(path: Path) -> list[Any]:
@@ -69,7 +69,7 @@ def test_a_run_is_not_resumed_where_what_it_has_read_has_changed(
 ) -> None:
     (source,) = written(tmp_path, lines=list(map(question, ("one", "two", "three"))))
     one = assignment([source], tmp_path / "out.jsonl", jobs=jobs)
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         purified(one, stop_after=1)
     kept, state = (tmp_path / "out.jsonl.partial").read_bytes(), one.state_path.read_bytes()
     written(tmp_path, lines=list(map(question, now)))
@@ -86,7 +86,7 @@ def test_a_run_is_not_resumed_where_what_it_has_read_has_changed(
 def test_a_run_is_not_resumed_where_a_file_that_is_done_has_changed_or_its_own_is_gone(tmp_path: Path) -> None:
     inputs = written(tmp_path, lines1=[CLEAN], lines2=list(map(question, ("one", "two"))))
     one = assignment(inputs, tmp_path / "out.jsonl")
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         purified(one, stop_after=2)
     state = one.state_path.read_bytes()
     for path, changed, message in ((0, b"{}\n", "when the interrupted run read it"), (1, None, "does not exist"),
@@ -121,7 +121,7 @@ def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit
         (tmp_path / folder / "a.jsonl").write_text(json.dumps(LEFT) + "\n")
     inputs, names = zip(*expand([str(tmp_path / "in")]), strict=True)
     audit = tmp_path / "retcon.audit.jsonl"
-    purified(Assignment(inputs, tmp_path / "out", True, names, Offline(), audit=audit, jobs=jobs))
+    purified(Assignment(inputs, tmp_path / "out", True, names, Repairer(), audit=audit, jobs=jobs))
     assert [one["id"] for one in parsed(audit)] == ["one/a.jsonl:1", "two/a.jsonl:1"]
     audit.unlink()
     purified(assignment(inputs, tmp_path / "all.jsonl", audit=audit, jobs=jobs))
@@ -212,7 +212,7 @@ def test_where_all_lies_in_the_output_folder_that_is_said(tmp_path: Path) -> Non
     (tmp_path / "made").mkdir()
     (tmp_path / "made" / "a.jsonl").write_text(json.dumps(CLEAN) + "\n")
     refused = CliRunner().invoke(app, ["purify", str(tmp_path), "-o", f"{tmp_path}/made"])
-    assert str(refused.exception).endswith(f" or .pt, but for what lies in {tmp_path}/made, where the output goes")
+    assert str(refused.exception).endswith(f" or .pt, except in {tmp_path}/made, where the output goes")
     (tmp_path / "empty").mkdir()
     refused = CliRunner().invoke(app, ["purify", str(tmp_path / "empty"), "-o", f"{tmp_path}/made"])
     assert str(refused.exception).endswith(" or .pt")
@@ -233,7 +233,7 @@ def test_the_mark_of_a_file_stays_out_of_the_midst_of_another(tmp_path: Path, na
     for path in inputs:
         path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
     one = assignment(inputs, tmp_path / name)
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         purified(one, stop_after=stop)
     purified(one, resume=True)
     text = one.out.read_text("utf-8-sig")
@@ -245,7 +245,7 @@ def test_inputs_of_several_shapes_become_one_file_that_can_be_read(tmp_path: Pat
     inputs = written(tmp_path, **{name: [CLEAN, CLEAN][: 1 if name == "document" else 2] for name in order})
     for stop in range(1, 5):
         out = tmp_path / f"out-{stop}.json"
-        with pytest.raises(Stopped):
+        with pytest.raises(JobStopped):
             purified(assignment(inputs, out), stop_after=stop)
         purified(assignment(inputs, out), resume=True)
         assert parsed(out) == [CLEAN] * 5
@@ -255,10 +255,10 @@ def test_nothing_is_left_to_resume_where_what_was_gone_on_with_cannot_be_kept(tm
     inputs = [*written(tmp_path, lines=[CLEAN, CLEAN]), tmp_path / "rows.parquet"]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([CLEAN]), inputs[1])
     one = assignment(inputs, tmp_path / "out", into_folder=True)
-    with pytest.raises(Stopped) as first:
+    with pytest.raises(JobStopped) as first:
         purified(one, stop_after=1)
     assert first.value.kept == one.state_path
-    with pytest.raises(Stopped) as then:
+    with pytest.raises(JobStopped) as then:
         purified(one, resume=True, stop_after=2)
     assert (then.value.kept, one.state_path.exists()) == (None, False)
     assert parsed(tmp_path / "out" / "lines.jsonl") == [CLEAN, CLEAN]
@@ -283,7 +283,7 @@ def test_an_array_of_which_nothing_was_kept_is_begun_by_the_next_one(tmp_path: P
         out = tmp_path / f"out-{stop}.json"
         one = assignment(inputs, out, drop_unrepaired=True)
         if stop is not None:
-            with pytest.raises(Stopped):
+            with pytest.raises(JobStopped):
                 purified(one, stop_after=stop)
         purified(one, resume=stop is not None)
         assert parsed(out) == [CLEAN, CLEAN]
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_read_is_skipped_and_told(tmp_path: Path, into_fol
     out = tmp_path / ("out" if into_folder else "out.json")
     files = [broken[0], *inputs, broken[1]]
     one = assignment(files, out, into_folder=into_folder, skip_bad=True, jobs=jobs)
-    run = Purification(one)
+    run = FileJob(one)
     counts = run(lambda *_: None, lambda: False)
     assert [(c.transcripts, c.bad, c.bad_at) for c in counts] == [
         (0, 1, [1]), (2, 0, []), (1, 1, [2]), (1, 0, []), (0, 1, [1]),
@@ -323,7 +323,7 @@ def test_a_table_that_is_compressed_as_a_whole_is_an_input_that_cannot_be_read(
     told = f"{inputs[1]}: a {kind} that is compressed as a whole is not read; unpack it first: {tool} -d "
     with pytest.raises(RecordError, match=re.escape(told)):
         purified(assignment(inputs[1:2], tmp_path / "out.jsonl"))
-    run = Purification(assignment(inputs, tmp_path / "out", into_folder=True, skip_bad=True))
+    run = FileJob(assignment(inputs, tmp_path / "out", into_folder=True, skip_bad=True))
     assert [count.transcripts for count in run(lambda *_: None, lambda: False)] == [1, 0, 1]
     assert run.bad == [f"{told}{inputs[1]}"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["a.jsonl", "c.jsonl"]
@@ -340,10 +340,10 @@ def test_a_package_that_a_later_file_needs_ends_a_run_that_can_be_gone_on_with(
         without.setitem(sys.modules, "zstandard", None)
         with pytest.raises(MissingExtra, match=told):
             purified(assignment(inputs[1:], tmp_path / "none.jsonl"))
-        run = Purification(assignment(inputs, tmp_path / "some.jsonl", skip_bad=True))
+        run = FileJob(assignment(inputs, tmp_path / "some.jsonl", skip_bad=True))
         assert [count.transcripts for count in run(lambda *_: None, lambda: False)] == [2, 0]
         assert re.search(told, run.bad[0])
-        with pytest.raises(Stopped, match=told):
+        with pytest.raises(JobStopped, match=told):
             purified(one)
     purified(one, resume=True)
     assert parsed(one.out) == [LEFT, CLEAN, CLEAN]
@@ -370,9 +370,9 @@ def test_half_an_emoji_in_an_example_and_a_name_that_is_no_text_stop_neither_sta
     source = tmp_path / os.fsdecode(b"\xff.jsonl")
     source.write_text(json.dumps(half) + "\n" + json.dumps(CLEAN) + "\n")
     one = assignment([source], tmp_path / "out.jsonl")
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         purified(one, stop_after=1)
-    run = Purification(one, resume=True)
+    run = FileJob(one, resume=True)
     (count,) = run(lambda *_: None, lambda: False)
     assert (count.transcripts, count.shallow) == (2, 1)
     write_report(tmp_path / "report.json", run)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foreign import FORMATS, Step, fails, user, works
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.messages import pieces_of, rebuilt
 from retcon.transcripts.pieces import Piece, PieceReading, awaits_output
@@ -28,7 +28,7 @@ def test_what_stands_before_a_repair_is_the_purified_transcript(name: str) -> No
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    results = [Offline()(trajectory) for trajectory in reading.trajectories]
+    results = [Repairer()(trajectory) for trajectory in reading.trajectories]
     new: Any = reading.purified(results)
     items = next(value for value in new.values() if isinstance(value, list))
     pairs = list(reading.pairs(results))
@@ -54,7 +54,7 @@ def test_each_item_is_put_together_as_often_however_many_repairs_there_are() -> 
         for n, item in enumerate(items):
             pieces += pieces_of(item, n, after_call=awaits_output(pieces))
         reading = PieceReading(items, pieces, "t", counted)
-        assert len(list(reading.sides(Offline()(reading.trajectory)))) == repairs
+        assert len(list(reading.sides(Repairer()(reading.trajectory)))) == repairs
         return made
 
     assert (times(4), times(12)) == (7, 23)  # as what stands there now, and as what stands before the next

@@ -22,12 +22,12 @@ from retcon.purify.splice import UNALIGNED, cut
 from retcon.purify.types import Lookahead, Repair
 
 LATER = "a later call of the turn succeeded"
-"""Why a failure stays as it is: what the turn goes on to say was said after its words."""
+"""Why a failure stays: the rest of its turn was written after its words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Implements `Repair`. chars: of the line at most. failures: the statuses that count as a failure.
+    """Repair that describes a failure. chars: most of the line. failures: statuses that count as one.
 
     What the model wrote before its first failed call stays as it was sampled, with its log-probs, and so do the calls
     before that one and their observations. From that call on, what it wrote is gone, and each observation is a line
@@ -52,7 +52,7 @@ class Describe:
         return has_failed(turn, self.failures)
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
-        """The turn with the failure described; or as it happened. The tools stay as the failure left them."""
+        """Return the turn with the failure described, or unchanged. The tools stay as the failure left them."""
         first = next(n for n, o in enumerate(turn.observations) if o.status in self.failures)
         failing = turn.calls[first]
         aligned = failing.start is not None or all(s.ids is None for s in turn.generated)
@@ -60,24 +60,24 @@ class Describe:
             return (replace(turn, repair=RepairRecord("unrepaired", 0, reason=UNALIGNED if not aligned else LATER)),)
         kept: Sequence[Segment] = cut(turn.generated, failing)[0] if aligned else ()
         calls = (*turn.calls[:first], *(_emptied(call, kept) for call in turn.calls[first:]))
-        told = (
+        seen = (
             *turn.observations[:first],
             *(
-                replace(observation, text=described(call, observation, self.chars))
+                replace(observation, text=describe_failure(call, observation, self.chars))
                 for call, observation in zip(turn.calls[first:], turn.observations[first:], strict=True)
             ),
         )
         record = RepairRecord("described", 0, reason="" if aligned else UNALIGNED)
         return (
-            Turn((*kept, *lookahead.render_observations(kept, calls, told)), calls, told, turn.stop, (turn,), record),
+            Turn((*kept, *lookahead.render_observations(kept, calls, seen)), calls, seen, turn.stop, (turn,), record),
         )
 
 
-def described(call: ToolCall, observation: Observation, chars: int) -> str:
-    """The line of a failed call, of `chars` characters at most: `[python failed: NameError: name 'x' is not defined]`.
+def describe_failure(call: ToolCall, observation: Observation, chars: int) -> str:
+    """Return a failed call's line: `[python failed: NameError: name 'x' is not defined]`.
 
-    It has the line of the observation that names the type of error, or else that type; of a call that reached no tool,
-    the observation's first line, which says why."""
+    It has at most `chars` characters, with the observation's line that names the type of error, or else that type; of a
+    call that reached no tool, the observation's first line."""
     lines = [line.strip() for line in observation.text.splitlines() if line.strip()]
     of_error = error_line(lines, observation.error_type)
     if observation.status == "malformed":
@@ -93,7 +93,7 @@ def _emptied(call: ToolCall, kept: Sequence[Segment]) -> ToolCall:
 
 
 class DescribeSection(RepairSection):
-    """`kind = "describe"`. See `Describe`."""
+    """Section of `kind = "describe"`, for `Describe`."""
 
     chars: Positive = Field(80, description="most characters of the line that replaces a failed call")
     failures: tuple[FailureStatus, ...] = ("error", "timeout", "limit", "malformed")

@@ -26,7 +26,7 @@ from retcon.core.errors import MissingIds, RecordError, TaskWarning, as_record_e
 from retcon.core.texts import counted
 from retcon.core.types import ANYTHING, TRAINED, Sample, Segment, ToolSpec, Trajectory, Turn, to_sample
 from retcon.store.records import Record, open_source
-from retcon.transcripts.detector import Detector, TornLine, sampled
+from retcon.transcripts.detector import Detector, TornLine, sample_records
 from retcon.transcripts.formats.messages import pieces_of
 from retcon.transcripts.items import (
     KINDS,
@@ -69,7 +69,7 @@ def words_of(item: Mapping[str, Json]) -> str:
 def pieces_in(item: Mapping[str, Json]) -> list[Piece]:
     """What the model says in a message of its own that has no calls, with what it thinks."""
     own: dict[str, Json] = {**item, "role": "assistant", "content": _content(item)}
-    return [piece for piece in pieces_of(own, 0, after_call=False) if piece.kind == "said"]
+    return [piece for piece in pieces_of(own, 0, after_call=False) if piece.kind == "assistant"]
 
 
 def _content(item: Mapping[str, Json]) -> Json:
@@ -102,7 +102,7 @@ def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
     if (kind := next(_unshown(text), None)) is not None:
         raise RecordError(f"{which} ({role}) has a part of type '{kind}': images and the like are not read")
     # A tool may have put out nothing, which some leave out.
-    silent = KINDS.get(role) == "output" and (item.keys() <= _NAMES or any(key in item for key in _TEXT))
+    silent = KINDS.get(role) == "result" and (item.keys() <= _NAMES or any(key in item for key in _TEXT))
     unsaid = text is None and not silent
     if not any(item.get(key) for key in _BESIDE_CONTENT) and (unsaid or not isinstance(text, str | list | dict | None)):
         hint = next((hint for key in item if key not in _TEXT and (hint := nearest(key, _TEXT))), "")
@@ -411,7 +411,7 @@ def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]
 
 
 def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
-    source, detector, known = sampled(open_source(file), "auto")
+    source, detector, known = sample_records(open_source(file), "auto")
     half: list[str] = []
     try:
         for record in source.records:

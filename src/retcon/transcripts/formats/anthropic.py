@@ -13,13 +13,13 @@ from retcon.transcripts.itemwise import (
     Blockwise,
     Item,
     ItemList,
-    called,
-    exited,
-    flagged,
+    exit_output,
+    flagged_output,
     home_of,
-    nobody_s,
     objects,
     part_of,
+    read_call,
+    silent_piece,
     some_id,
     string,
 )
@@ -49,11 +49,11 @@ class Anthropic(Blockwise):
         if _is_call(block):
             return "call"
         if is_result(block):
-            return "output"
-        return "said" if item.get("role") == "assistant" else "told"
+            return "result"
+        return "assistant" if item.get("role") == "assistant" else "context"
 
     def call(self, block: Item) -> Call:
-        return called(block, "name", "input", "id")
+        return read_call(block, "name", "input", "id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         own_id = some_id(block.get("tool_use_id"))
@@ -62,11 +62,11 @@ class Anthropic(Blockwise):
             text = string(ran.get("stdout")) + string(ran.get("stderr")) or string(ran.get("error_code"))
             code = ran.get("return_code")
             if type(code) is int:
-                return exited(text, own_id, code)
+                return exit_output(text, own_id, code)
             failed = string(ran.get("type")).endswith("_error")
             return ToolOutput(text, own_id, Verdict("error", "status", text or None) if failed else None, typed=failed)
         says = block.get("is_error")
-        return flagged(text_of(block.get("content")), own_id, failed=says if isinstance(says, bool) else None)
+        return flagged_output(text_of(block.get("content")), own_id, failed=says if isinstance(says, bool) else None)
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         new = super().rebuilt(pieces)
@@ -126,11 +126,11 @@ class Bedrock(Blockwise):
         if part_of(block, _CALL):
             return "call"
         if part_of(block, _TOOL_RESULT):
-            return "output"
-        return "said" if item.get("role") == "assistant" else "told"
+            return "result"
+        return "assistant" if item.get("role") == "assistant" else "context"
 
     def call(self, block: Item) -> Call:
-        return called(part_of(block, _CALL), "name", "input", "toolUseId")
+        return read_call(part_of(block, _CALL), "name", "input", "toolUseId")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         result = part_of(block, _TOOL_RESULT)
@@ -138,7 +138,7 @@ class Bedrock(Blockwise):
         text = "".join(
             as_text(one["json"]) if one.get("json") is not None else string(one.get("text")) for one in given
         )
-        return flagged(text, some_id(result.get("toolUseId")), failed=result.get("status") == "error" or None)
+        return flagged_output(text, some_id(result.get("toolUseId")), failed=result.get("status") == "error" or None)
 
     def words(self, block: Json) -> str:
         thought = _thought(block)
@@ -211,12 +211,12 @@ class ClaudeCode(Anthropic):
         known = [item for item in items if isinstance(item, dict)]
         if len(known) < len(items):
             return [0]
-        starts, told = [0], False
+        starts, begun = [0], False
         for start, stop in pairwise([*_parted(known), len(known)]):
             own = self.has_calls(known[start:stop]) or self.is_plain(known[start:stop])
-            if start and told and own:
+            if start and begun and own:
                 starts.append(start)
-            told = told or own
+            begun = begun or own
         return starts
 
     def find(self, record: Json) -> ItemList | None:
@@ -230,7 +230,7 @@ class ClaudeCode(Anthropic):
             if pieces:
                 last, own = (first.get(_session(home_of([one]))) for one in (pieces[-1], piece))
                 if last and own and last != own:
-                    pieces.append(nobody_s(pieces[-1].owner, home_of(pieces[-1:])))
+                    pieces.append(silent_piece(pieces[-1].owner, home_of(pieces[-1:])))
             pieces.append(piece)
         return pieces
 

@@ -1,4 +1,4 @@
-"""ATIF, the Agent Trajectory Interchange Format of Harbor, in which Terminal-Bench's runs are kept."""
+"""ATIF, Harbor's Agent Trajectory Interchange Format, used by Terminal-Bench."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from types import MappingProxyType
 
 from retcon.transcripts.items import replaced, text_of
-from retcon.transcripts.itemwise import Item, ItemList, Steps, called, lists, objects, part_of, some_id, string
+from retcon.transcripts.itemwise import Item, ItemList, Steps, lists, objects, part_of, read_call, some_id, string
 from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import Json
 
@@ -78,7 +78,7 @@ class Atif(Steps):
 
     def calls(self, item: Item) -> list[Call]:
         listed = objects(item.get("tool_calls"))
-        return [called(one, "function_name", "arguments", "tool_call_id") for one in listed]
+        return [read_call(one, "function_name", "arguments", "tool_call_id") for one in listed]
 
     def outputs(self, item: Item) -> list[ToolOutput]:
         return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]

@@ -9,13 +9,13 @@ from retcon.transcripts.itemwise import (
     Item,
     Itemwise,
     Pieces,
-    called,
-    exited,
-    flagged,
+    exit_output,
+    flagged_output,
     loose_words,
     objects,
     part_of,
     parts,
+    read_call,
     some_id,
     string,
 )
@@ -55,22 +55,22 @@ class Team(Itemwise):
         for item in items:
             kind, content = string(item.get("type")), item.get("content")
             if kind == "ToolCallRequestEvent":
-                pieces.called(item, [called(one, "name", "arguments", "id") for one in objects(content)])
+                pieces.add_calls(item, [read_call(one, "name", "arguments", "id") for one in objects(content)])
             elif kind == "ToolCallExecutionEvent":
-                pieces.answered(item, [_output(one) for one in objects(content)])
+                pieces.add_results(item, [_output(one) for one in objects(content)])
             elif kind == "CodeGenerationEvent":
                 _written(pieces, item, string(content), _blocks(item))
             elif kind == "CodeExecutionEvent":
                 ran = part_of(item, "result")
-                pieces.answered(item, [exited(string(ran.get("output")), None, ran.get("exit_code"))])
+                pieces.add_results(item, [exit_output(string(ran.get("output")), None, ran.get("exit_code"))])
             elif kind == "ToolCallSummaryMessage":
-                pieces.beside(item)
+                pieces.add_silent(item)
             elif kind == "ThoughtEvent" or (kind.endswith("Message") and string(item.get("source")) in models):
-                pieces.said(item, string(content))
+                pieces.add_words(item, string(content))
             elif kind.endswith("Message"):
-                pieces.told(item, string(content))
+                pieces.add_context(item, string(content))
             else:
-                pieces.beside(item)  # memory, streaming, a choice of the next speaker
+                pieces.add_silent(item)  # memory, streaming, a choice of the next speaker
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
@@ -97,13 +97,13 @@ class Chat02(Itemwise):
             text = string(item.get("content"))
             found = _ran_code(item)
             if found is not None:
-                pieces.answered(item, [exited(text[found.end() :], None, int(found["code"]))])
+                pieces.add_results(item, [exit_output(text[found.end() :], None, int(found["code"]))])
             elif 0 < n < len(items) - 1 and answers[n + 1] and _BLOCK.search(text):
                 _written(pieces, item, text, [(b["language"], b["code"]) for b in _BLOCK.finditer(text)])
             elif _speaker(item) in writers:
-                pieces.said(item, text, apart=True)
+                pieces.add_words(item, text, apart=True)
             else:
-                pieces.told(item, text)
+                pieces.add_context(item, text)
         return pieces.all
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
@@ -126,8 +126,8 @@ def _written(pieces: Pieces, item: Item, text: str, programs: Sequence[tuple[str
     """Words, then programs, each after its language, all in one message: a shell's where one of them is."""
     name = next((language for language, _ in programs if is_shell(language)), "python")
     words = _words(text)
-    pieces.said(item, words, moved=[], apart=True)
-    pieces.called(item, [Call(name, {"code": "\n".join(code for _, code in programs)})], text[len(words) :])
+    pieces.add_words(item, words, moved=[], apart=True)
+    pieces.add_calls(item, [Call(name, {"code": "\n".join(code for _, code in programs)})], text[len(words) :])
 
 
 def _words(text: str) -> str:
@@ -156,7 +156,8 @@ def _blocks(item: Item) -> list[tuple[str, str]]:
 
 
 def _output(one: Item) -> ToolOutput:
-    return flagged(string(one.get("content")), some_id(one.get("call_id")), failed=one.get("is_error") is True or None)
+    failed = one.get("is_error") is True or None
+    return flagged_output(string(one.get("content")), some_id(one.get("call_id")), failed=failed)
 
 
 TEAM = Team()

@@ -16,11 +16,11 @@ from retcon.transcripts.itemwise import (
     Item,
     ItemList,
     Steps,
-    called,
-    flagged,
+    flagged_output,
     lists,
     objects,
     part_of,
+    read_call,
     some_id,
     string,
 )
@@ -80,8 +80,8 @@ class Gemini(Blockwise):
         read = history is not None and (history.path == found.path or self.has_calls(history.items))
         if history is not None and read and answer is not None and len(answer.items) == 1:
             return history._replace(items=[*history.items, *answer.items], context=found.context, system=system)
-        told = objects(request.get(_CONTENTS)) if _CANDIDATES in found.path else []
-        asked = [(speaker_of(one), text_of(one.get("parts"))) for one in told]
+        contents = objects(request.get(_CONTENTS)) if _CANDIDATES in found.path else []
+        asked = [(speaker_of(one), text_of(one.get("parts"))) for one in contents]
         context = "\n\n".join(text for _, text in asked) or found.context
         return found._replace(context=context, asked=asked, system=system)
 
@@ -109,9 +109,9 @@ class Gemini(Blockwise):
         answer = _under(record, _CANDIDATES)
         if answer is None or place.items[-1] is not answer.items[0] or len(place.items) == 1:
             return super().with_items(record, place, items)
-        is_told = [item.get("parts") is not None for item in items if isinstance(item, dict)]
-        new = super().with_items(record, place, [*compress(items, is_told)])
-        return super().with_items(new, answer, [*compress(items, map(not_, is_told))])
+        is_content = [item.get("parts") is not None for item in items if isinstance(item, dict)]
+        new = super().with_items(record, place, [*compress(items, is_content)])
+        return super().with_items(new, answer, [*compress(items, map(not_, is_content))])
 
     def blocks(self, item: Item) -> Sequence[Json]:
         found = _content(item).get("parts")
@@ -125,8 +125,8 @@ class Gemini(Blockwise):
         if _has(block, _CALLS):
             return "call"
         if _has(block, _OUTPUTS):
-            return "output"
-        return "said" if _content(item).get("role") == "model" else "told"
+            return "result"
+        return "assistant" if _content(item).get("role") == "model" else "context"
 
     def role(self, block: Json, item: Item) -> str:
         return role_of(_content(item))
@@ -134,7 +134,7 @@ class Gemini(Blockwise):
     def call(self, block: Item) -> Call:
         if ran := _inside(block, _CODE):
             return Call("code_execution", {"code": string(ran.get("code"))}, id=some_id(ran.get("id")))
-        return called(_inside(block, _FUNCTION), "name", "args", "id")
+        return read_call(_inside(block, _FUNCTION), "name", "args", "id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         ran, answer = _inside(block, _RAN), _inside(block, _RESPONSE)
@@ -201,13 +201,13 @@ def _given(response: Item, own_id: str | None) -> ToolOutput:
     """What a function's response says: an error, a result, or what a server of MCP says of it."""
     error = response.get("error")
     if error and isinstance(error, str | dict):
-        return flagged(text_of(error), own_id, failed=True)
+        return flagged_output(text_of(error), own_id, failed=True)
     for key in _GIVEN:
         if response.keys() - {"error"} == {key}:
             inner = part_of(response, key)
             return _given(inner, own_id) if "isError" in inner else ToolOutput(as_text(response[key]), own_id)
     if "isError" in response:
-        return flagged(text_of(response.get("content")), own_id, failed=bool(response["isError"]))
+        return flagged_output(text_of(response.get("content")), own_id, failed=bool(response["isError"]))
     return ToolOutput(as_text(response) if response else "", own_id)
 
 
@@ -248,12 +248,12 @@ class GeminiCli(Steps):
         return "user" if item.get("type") == "user" and not repeats else None
 
     def speakers(self, items: Sequence[Item]) -> Sequence[str | None]:
-        said = [self.speaker(item) for item in items]
+        speakers = [self.speaker(item) for item in items]
         for n, item in enumerate(items):
             if _REWOUND in item:
                 start = next((at for at in range(n) if items[at].get("id") == item[_REWOUND]), 0)
-                said[start:n] = [None] * (n - start)
-        return said
+                speakers[start:n] = [None] * (n - start)
+        return speakers
 
     def thought(self, item: Item) -> str:
         thoughts = [
@@ -268,7 +268,7 @@ class GeminiCli(Steps):
         return {**item, _THOUGHTS: home[_THOUGHTS] if same else [{"subject": "", "description": thought}]}
 
     def calls(self, item: Item) -> list[Call]:
-        return [called(one, "name", "args", "id") for one in objects(item.get(_TOOL_CALLS))]
+        return [read_call(one, "name", "args", "id") for one in objects(item.get(_TOOL_CALLS))]
 
     def outputs(self, item: Item) -> list[ToolOutput]:
         return [
@@ -295,7 +295,7 @@ def _output(call: Item) -> ToolOutput:
     text = "".join(given) + text_of(result) or string(call.get("resultDisplay"))
     if status == "cancelled":
         return ToolOutput(text, own_id, Verdict("ok", UNCLEAR), typed=True)
-    return flagged(text, own_id, failed=status == "error" or any(one.get("error") for one in answers) or None)
+    return flagged_output(text, own_id, failed=status == "error" or any(one.get("error") for one in answers) or None)
 
 
 def _last_of_each(items: Sequence[Item]) -> list[Item]:

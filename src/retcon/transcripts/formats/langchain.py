@@ -11,12 +11,12 @@ from retcon.transcripts.items import APART, Thought, text_of, words_of
 from retcon.transcripts.itemwise import (
     Item,
     Itemwise,
-    called,
-    flagged,
+    flagged_output,
     objects,
     part_of,
     parts,
-    placed,
+    place_calls,
+    read_call,
     some_id,
     string,
 )
@@ -63,18 +63,18 @@ class LangChain(Itemwise):
             kind = _kind(item)
             text = (words_of if kind == "ai" else text_of)(inside.get("content"))
             if kind == "ai" and (thought := string(part_of(inside, _KWARGS).get(_REASONING))):
-                pieces.append(Piece("said", owner, Thought(thought + APART), payload={**moved, _THOUGHT: True}))
-            calls = placed(_calls(inside)) if kind == "ai" else ()
+                pieces.append(Piece("assistant", owner, Thought(thought + APART), payload={**moved, _THOUGHT: True}))
+            calls = place_calls(_calls(inside)) if kind == "ai" else ()
             if calls:
-                pieces.append(Piece("said", owner, text, payload=moved))
+                pieces.append(Piece("assistant", owner, text, payload=moved))
                 shown = "".join(map(shown_call, calls))
                 pieces.append(Piece("call", owner, shown, calls, payload=moved))
             elif kind == "ai":
-                pieces.append(Piece("said", owner, text, payload=moved))
+                pieces.append(Piece("assistant", owner, text, payload=moved))
             elif kind == "tool" and awaits_output(pieces):
-                pieces.append(Piece("output", owner, text, outputs=(_output(inside, text),), payload=moved))
+                pieces.append(Piece("result", owner, text, outputs=(_output(inside, text),), payload=moved))
             else:
-                pieces.append(Piece("told", owner, text, payload=moved))
+                pieces.append(Piece("context", owner, text, payload=moved))
         return pieces
 
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
@@ -82,17 +82,17 @@ class LangChain(Itemwise):
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
         """The message of the words, with the calls of the fix."""
-        said_in = next((piece for piece in pieces if _THOUGHT not in piece.payload), pieces[0])
-        home, fix = parts(said_in)[0], parts(pieces[-1])[0]
+        spoken_in = next((piece for piece in pieces if _THOUGHT not in piece.payload), pieces[0])
+        home, fix = parts(spoken_in)[0], parts(pieces[-1])[0]
         if not isinstance(home, dict) or not isinstance(fix, dict):
             return [home]
-        said, made = _inside(home), _inside(fix)
+        spoken, made = _inside(home), _inside(fix)
         moved = {key: value for key, value in made.items() if key in _MOVED}
-        content = {} if home is fix else {"content": _with_calls(said.get("content"), made.get("content"))}
+        content = {} if home is fix else {"content": _with_calls(spoken.get("content"), made.get("content"))}
         thought = next((piece.text.removesuffix(APART) for piece in pieces if _THOUGHT in piece.payload), None)
-        kwargs = _kwargs(part_of(said, _KWARGS), part_of(made, _KWARGS), thought)
-        own = {_KWARGS: kwargs} if _KWARGS in said or kwargs else {}
-        return [_with_inside(home, {**{k: v for k, v in said.items() if k not in _MOVED}, **content, **own, **moved})]
+        kwargs = _kwargs(part_of(spoken, _KWARGS), part_of(made, _KWARGS), thought)
+        own = {_KWARGS: kwargs} if _KWARGS in spoken or kwargs else {}
+        return [_with_inside(home, {**{k: v for k, v in spoken.items() if k not in _MOVED}, **content, **own, **moved})]
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         if _THOUGHT in piece.payload:  # which `rebuilt` takes from the piece
@@ -103,19 +103,19 @@ class LangChain(Itemwise):
         return _with_inside(item, super().without_words(_inside(item), cuts))
 
 
-def _kwargs(said: Item, called: Item, thought: str | None) -> dict[str, Json]:
+def _kwargs(spoken: Item, called: Item, thought: str | None) -> dict[str, Json]:
     """Join the keyword arguments of words, calls and remaining thought."""
-    kept = {key: value for key, value in said.items() if key not in _MOVED_KWARGS}
+    kept = {key: value for key, value in spoken.items() if key not in _MOVED_KWARGS}
     moved = {key: value for key, value in called.items() if key in _MOVED_KWARGS}
     return {**kept, **({} if thought is None else {_REASONING: thought}), **moved}
 
 
-def _with_calls(said: Json, called: Json) -> Json:
+def _with_calls(spoken: Json, called: Json) -> Json:
     """Join the words of one content and the calls of another."""
     calls = [block for block in called if _is_call(block)] if isinstance(called, list) else []
-    if isinstance(said, list):
-        return [*(block for block in said if not _is_call(block)), *calls]
-    return [*([{"type": "text", "text": said}] if said else []), *calls] if calls else said
+    if isinstance(spoken, list):
+        return [*(block for block in spoken if not _is_call(block)), *calls]
+    return [*([{"type": "text", "text": spoken}] if spoken else []), *calls] if calls else spoken
 
 
 def _is_call(block: Json) -> bool:
@@ -142,11 +142,11 @@ def _kind(item: Item) -> str:
 
 
 def _calls(inside: Item) -> list[Call]:
-    return [called(one, "name", "args", "id") for key in _MOVED for one in objects(inside.get(key))]
+    return [read_call(one, "name", "args", "id") for key in _MOVED for one in objects(inside.get(key))]
 
 
 def _output(inside: Item, text: str) -> ToolOutput:
-    return flagged(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error" or None)
+    return flagged_output(text, some_id(inside.get("tool_call_id")), failed=inside.get("status") == "error" or None)
 
 
 FORMAT = LangChain()

@@ -10,7 +10,7 @@ import msgspec
 from retcon.chat.types import REASONING
 from retcon.core.errors import RecordError
 from retcon.core.types import Status
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 from retcon.transcripts.in_messages import ItemsReading
 from retcon.transcripts.items import (
     APART,
@@ -141,15 +141,15 @@ def _is_words(item: Item, role: str) -> bool:
 
 def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
     if item.get("role") == "assistant":
-        said = _said(item.get("content"), owner)
+        spoken = _words(item.get("content"), owner)
         thought = [
-            Piece("said", owner, Thought(value + APART), payload={_THOUGHT: key})
+            Piece("assistant", owner, Thought(value + APART), payload={_THOUGHT: key})
             for key in REASONING
             if key in item and isinstance(value := item[key], str) and value
         ]
         raw = [json_in(one) or one if isinstance(one, str) else one for one in _listed(item)]
         if not raw:
-            return [*thought, *(said or [Piece("said", owner, "")])]
+            return [*thought, *(spoken or [Piece("assistant", owner, "")])]
         shown: list[str] = []
         calls: list[Call] = []
         for one in raw:
@@ -161,20 +161,20 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
         if _ACTIONS in part_of(item, _EXTRA):
             own[_EXTRA] = item[_EXTRA]
         call_piece = Piece("call", owner, "".join(shown), tuple(calls), payload=own)
-        return [*thought, *said, call_piece]
+        return [*thought, *spoken, call_piece]
     text = text_of(item.get("content"))
     if item.get("role") in _OUTPUT and after_call:
-        return [Piece("output", owner, text, (), tuple(map(_output, _answers(item))))]
-    return [Piece("told", owner, text)]
+        return [Piece("result", owner, text, (), tuple(map(_output, _answers(item))))]
+    return [Piece("context", owner, text)]
 
 
-def _said(content: Json, owner: int) -> list[Piece]:
+def _words(content: Json, owner: int) -> list[Piece]:
     """What a message says: one piece, or one for each part of its content that has words."""
     if isinstance(content, list):
         words = enumerate(map(part_words, content))
-        return [Piece("said", owner, text, payload={_PART: n}) for n, text in words if text]
+        return [Piece("assistant", owner, text, payload={_PART: n}) for n, text in words if text]
     text = text_of(content)
-    return [Piece("said", owner, text)] if text else []
+    return [Piece("assistant", owner, text)] if text else []
 
 
 def _listed(item: Item) -> Sequence[Json]:
@@ -253,7 +253,7 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
 def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if not isinstance(item, dict):
         raise RecordError("a message is not an object")
-    said = [p for p in pieces if p.kind == "said" and _THOUGHT not in p.payload]
+    spoken = [p for p in pieces if p.kind == "assistant" and _THOUGHT not in p.payload]
     moved = {key: value for p in pieces for key, value in p.payload.items() if key not in (_THOUGHT, _PART)}
     thought = {str(p.payload[_THOUGHT]): p.text.removesuffix(APART) for p in pieces if _THOUGHT in p.payload}
     # What was thought goes where the words go: of a message that has other words now, its own goes.
@@ -272,19 +272,19 @@ def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
     if kept.get(_LOGPROBS) is not None:
         kept[_LOGPROBS] = None
     moved = {**{key: value for key, value in thought.items() if key not in kept}, **moved}
-    content = _with_said(item.get("content"), said)
+    content = _with_words(item.get("content"), spoken)
     new = {**kept, **({} if content == item.get("content") else {"content": content}), **moved}
     if _ACTIONS in (extra := part_of(new, _EXTRA)) and extra.get(_REPLY):
         new[_EXTRA] = {**extra, _REPLY: None}
     return new
 
 
-def _with_said(content: Json, said: Sequence[Piece]) -> Json:
+def _with_words(content: Json, spoken: Sequence[Piece]) -> Json:
     """Return the content with these words; emptied parts go."""
     if not isinstance(content, list):
-        text = "".join(piece.text for piece in said)
+        text = "".join(piece.text for piece in spoken)
         return content if text_of(content) == text else text
-    words = {piece.payload.get(_PART): piece.text for piece in said}
+    words = {piece.payload.get(_PART): piece.text for piece in spoken}
     parts = [
         part if part_words(part) == words.get(n, "") else with_part_words(part, words.get(n, ""))
         for n, part in enumerate(content)
@@ -348,7 +348,7 @@ class _TracesReading(RecordReading):
         super().__init__(record, readings)
         self._histories = histories
 
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         record = self._record
         for path in dict.fromkeys(history.path for history in self._histories):
             new: dict[int, Node] = {}
@@ -414,7 +414,7 @@ def _pieces(history: _History) -> list[Piece]:
         node = history.nodes[n]
         own = pieces_of(_message(node), owner, after_call=awaits_output(pieces))
         if node.get("sampled") is False and _message(node)["role"] == "assistant":
-            own = [Piece("told", owner, "".join(piece.text for piece in own), role="assistant")]
+            own = [Piece("context", owner, "".join(piece.text for piece in own), role="assistant")]
         pieces += own
     return pieces
 

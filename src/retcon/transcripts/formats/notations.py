@@ -14,7 +14,7 @@ from retcon.chat.families import hermes
 from retcon.chat.formats import FUNCTION, find_tagged
 from retcon.chat.types import FoundCall
 from retcon.transcripts.in_messages import InMessages, InText, in_messages
-from retcon.transcripts.items import SAID, speaker_of, text_of
+from retcon.transcripts.items import ASSISTANT, speaker_of, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Itemwise, Pieces, objects
 from retcon.transcripts.pieces import Call, Piece, ToolOutput
 from retcon.transcripts.registry import FEEDBACK, Dialect, Fragment, JsonCall, all_clean, dialects, is_feedback
@@ -64,8 +64,8 @@ def action(tool: str, text: str) -> Call:
     return Call(name.strip() or tool, arguments if isinstance(arguments, dict) else {"input": given.strip("\n ")})
 
 
-def executed(tool: str, text: str) -> Call:
-    """A call of all programs in `<execute>`, the first of which begins the text."""
+def call_of_executes(tool: str, text: str) -> Call:
+    """Return one call of all programs in `<execute>` tags."""
     return Call(tool, {"code": "\n".join(block.strip("\n") for block in _EXECUTE.findall(f"<execute>{text}"))})
 
 
@@ -110,12 +110,12 @@ class Notation(Dialect):
         found = self.hint in text and not any(tag in text for tag in self.unless)
         return found and next(self._blocks(text), None) is not None
 
-    def used(self, said: Iterable[str], told: Iterable[str]) -> bool:
-        words = [text for text in said if self.hint in text]
+    def used(self, replies: Iterable[str], contexts: Iterable[str]) -> bool:
+        words = [text for text in replies if self.hint in text]
         if not words:
             return False
         inside = self.alone or (bool(self.whole) and any(self.whole[-1] in text for text in words))
-        answered = inside or any(self._begin(text) is not None for text in told)
+        answered = inside or any(self._begin(text) is not None for text in contexts)
         return answered and any(map(self.calls_in, words))
 
     def cut(self, text: str, answered: bool) -> list[Fragment]:
@@ -130,15 +130,15 @@ class Notation(Dialect):
             if output is None and not (last and (answered or self.each)):
                 continue
             if start > at:
-                cuts.append(Fragment("said", text[at:start]))
+                cuts.append(Fragment("assistant", text[at:start]))
             at = end if output is not None else len(text)
             cuts.append(Fragment("call", text[start:at], calls))
             if output is not None:
                 at = self._end(text, output.end())[1]
-                cuts.append(Fragment("output", text[end:at], (), self.outputs(text[end:at])))
+                cuts.append(Fragment("result", text[end:at], (), self.outputs(text[end:at])))
             elif not answered:
-                cuts.append(Fragment("output", "", (), (ToolOutput("", None, Verdict("ok", UNCLEAR), True),)))
-        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+                cuts.append(Fragment("result", "", (), (ToolOutput("", None, Verdict("ok", UNCLEAR), True),)))
+        return [*cuts, Fragment("assistant", text[at:])] if text[at:] or not cuts else cuts
 
     def _joined(self, text: str) -> Iterator[tuple[int, tuple[Call, ...], int]]:
         """Calls, those with nothing between them together."""
@@ -181,7 +181,7 @@ class Notation(Dialect):
         begin = self._begin(text)
         return (ToolOutput(text if begin is None else text[begin : self._end(text, begin)[0]].strip("\n")),)
 
-    def told_end(self, text: str) -> int | None:
+    def user_output_end(self, text: str) -> int | None:
         begin = self._begin(text)
         return None if begin is None else self._end(text, begin)[1]
 
@@ -200,9 +200,9 @@ def _tags(name: str, call: str, output: str) -> Notation:
 
 
 _SAYS = r"(?:Thought|Action|Final Answer|Observation)(?: \d+)?:"
-_SAID_SO = r"OBSERVATION:[ \t]*\n?|(?=Your command ran successfully and did not produce any output)"
+_SWE_OUTPUT = r"OBSERVATION:[ \t]*\n?|(?=Your command ran successfully and did not produce any output)"
 """SWE-agent 1, and SWE-smith."""
-_RAN = rf"(?=<returncode>|The last command <command>)|The output of the OS:\n|{_SAID_SO}"
+_RAN = rf"(?=<returncode>|The last command <command>)|The output of the OS:\n|{_SWE_OUTPUT}"
 """mini-swe-agent, AgentInstruct."""
 _STATE = r"^\(Open file: [^\n]*\)\n\(Current directory: [^\n]*\)\nbash-\$\s*\Z"
 """SWE-agent before 1 ends an output with the state of its shell."""
@@ -214,7 +214,7 @@ EXECUTE = Notation(
     r"\Z",
     rf"Observation:(?!\s*(?:{'|'.join(FEEDBACK)}))\n?",
     rf"{_STEPS_LEFT}|(?=\nExpert feedback:)|\Z",
-    read=executed,
+    read=call_of_executes,
     alone=True,
     marks=("execute", "history", "state"),
 )
@@ -224,7 +224,7 @@ NOTATIONS = (
     _tags("arpo", "python", "result"),
     Notation(
         "function-tags", "<function=", r"<function=(?P<tool>[^<>\s]+)>", "</function>",
-        rf"{_SAID_SO}|EXECUTION RESULT of \[[^\]\n]*\]:[ \t]*\n?", read=parameters, each=True,
+        rf"{_SWE_OUTPUT}|EXECUTION RESULT of \[[^\]\n]*\]:[ \t]*\n?", read=parameters, each=True,
         unless=("<tool_call>", "</tool_call>"), marks=("function", "parameter"), aliases=("swe-smith",),
     ),
     Notation(
@@ -251,8 +251,8 @@ def _shared(items: Sequence[Mapping[str, Json]]) -> bool:
         return True
     if not all("role" in item and "text" in item and item.get("content") is None for item in items):
         return False
-    said, told = ([text_of(i["text"]) for i in items if (i["role"] in SAID) is own] for own in (True, False))
-    return any(one.used(said, told) for one in dialects())
+    own, other = ([text_of(i["text"]) for i in items if (i["role"] in ASSISTANT) is mine] for mine in (True, False))
+    return any(one.used(own, other) for one in dialects())
 
 
 SHAREGPT = InMessages(
@@ -285,39 +285,40 @@ class Hermes(Dialect):
     def cut(self, text: str, answered: bool) -> list[Fragment]:
         found = list(self.find_calls(text))
         if not found:
-            return [Fragment("said", text)]
+            return [Fragment("assistant", text)]
         start = found[0].char
         calls = tuple(Call(c.name, c.arguments, c.char - start) for c in found)
-        return [Fragment("said", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
+        return [Fragment("assistant", text[:start])] * bool(start) + [Fragment("call", text[start:], calls)]
 
     def outputs(self, text: str) -> tuple[ToolOutput, ...]:
         _, *blocks = text.split(self._opens)
         inside = [block.partition(self._closes)[0] for block in blocks]
         return tuple([ToolOutput(b.removeprefix("\n").removesuffix("\n")) for b in inside]) or (ToolOutput(text),)
 
-    def told_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
+    def user_outputs(self, text: str) -> tuple[ToolOutput, ...] | None:
         return self.outputs(text) if text[:40].lstrip().startswith("<tool_response>") else None
 
-    def cut_told(self, text: str) -> list[Fragment]:
+    def cut_user_message(self, text: str) -> list[Fragment]:
         cuts: list[Fragment] = []
         at = 0
         while (start := text.find(self._opens, at)) >= 0:
             if text[at:start].strip():
-                cuts.append(Fragment("told", text[at:start]))
+                cuts.append(Fragment("context", text[at:start]))
                 at = start
             closing = text.find(self._closes, start)
             end = len(text) if closing < 0 else closing + len(self._closes)
-            cuts.append(Fragment("output", text[at:end], (), self.outputs(text[start:end])))
+            cuts.append(Fragment("result", text[at:end], (), self.outputs(text[start:end])))
             at = end
         *before, last = cuts
         words = text[at:]
-        return [*cuts, Fragment("told", words)] if words.strip() else [*before, last._replace(text=last.text + words)]
+        after = [Fragment("context", words)] if words.strip() else []
+        return [*cuts, *after] if after else [*before, last._replace(text=last.text + words)]
 
-    def clean_outputs(self, text: str, told: bool) -> int | None:
+    def clean_outputs(self, text: str, by_user: bool) -> int | None:
         alone = text.startswith("<tool_response>\n") and text.endswith("\n</tool_response>")
         if alone and text.find("<", 1) == len(text) - len("</tool_response>"):
             return 1 if looks_clean(text[len("<tool_response>\n") : -len("\n</tool_response>")]) else None
-        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+        return all_clean(self.user_outputs(text) if by_user else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
         start = text.find("<")
@@ -367,7 +368,7 @@ class HermesInText(Hermes):
         at = 0
         for start, answers in self._rounds(text):
             if start > at:
-                cuts.append(Fragment("said", text[at:start]))
+                cuts.append(Fragment("assistant", text[at:start]))
             written = text[start : answers.start()]
             calls = tuple(Call(c.name, c.arguments, c.char) for c in self.find_calls(written))
             cuts.append(Fragment("call", written, calls))
@@ -376,10 +377,10 @@ class HermesInText(Hermes):
             at = following.end() if following is not None else spoken
             if spoken == end:
                 end = at
-            cuts.append(Fragment("output", text[answers.start() : end], (), self.outputs(answers["answers"])))
+            cuts.append(Fragment("result", text[answers.start() : end], (), self.outputs(answers["answers"])))
             if at > end:
-                cuts.append(Fragment("told", text[end:at]))
-        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+                cuts.append(Fragment("context", text[end:at]))
+        return [*cuts, Fragment("assistant", text[at:])] if text[at:] or not cuts else cuts
 
     def _spoken_until(self, text: str, answers: re.Match[str]) -> int:
         """Return where a user's words after outputs end."""
@@ -470,20 +471,20 @@ class Markdown(Dialect):
             if output is None and not (answered and n + 1 == len(found)):
                 continue
             if start > at:
-                cuts.append(Fragment("said", text[at:start]))
+                cuts.append(Fragment("assistant", text[at:start]))
             at = end if output is not None else len(text)
             cuts.append(Fragment("call", text[start:at], (Call("python", {"code": text[code:code_end]}),)))
             if output is not None:
                 inside_end, at = _closed(text, output.end())
-                cuts.append(Fragment("output", text[end:at], (), (ToolOutput(text[output.end() : inside_end]),)))
-        return [*cuts, Fragment("said", text[at:])] if text[at:] or not cuts else cuts
+                cuts.append(Fragment("result", text[end:at], (), (ToolOutput(text[output.end() : inside_end]),)))
+        return [*cuts, Fragment("assistant", text[at:])] if text[at:] or not cuts else cuts
 
     def _blocks(self, text: str) -> Iterator[tuple[int, int, int, int]]:
         """Closed blocks of Python: where the fence, the program, the closing line and what follows it begin."""
         at, end, after = 0, -1, 0
         while (opening := self._open.search(text, at)) is not None:
             at = opening.end()
-            if end < at - 1:  # what closes an earlier one that is none of Python closes this one too
+            if end < at - 1:  # the fence that closes an earlier block, not of Python, closes this one too
                 end, after = _closing(text, at)
             if end == len(text):
                 return
@@ -498,7 +499,7 @@ class Markdown(Dialect):
         labelled = self._label.match(text)
         return (ToolOutput(text[labelled.end() :] if labelled else text),)
 
-    def told_end(self, text: str) -> int | None:
+    def user_output_end(self, text: str) -> int | None:
         """Where an output in the user's role ends: with its fence or tag; after a label alone, nothing says where."""
         labelled = self._label.match(text)
         if not (labelled or self._answer.match(text)) or is_feedback(text):
@@ -509,10 +510,10 @@ class Markdown(Dialect):
             return closing + len("</output>")
         return len(text)
 
-    def clean_outputs(self, text: str, told: bool) -> int | None:
-        if not told and self._wrapped.match(text) is None:
+    def clean_outputs(self, text: str, by_user: bool) -> int | None:
+        if not by_user and self._wrapped.match(text) is None:
             return 1 if looks_clean(text) else None
-        return all_clean(self.told_outputs(text) if told else self.outputs(text))
+        return all_clean(self.user_outputs(text) if by_user else self.outputs(text))
 
     def clean_calls(self, text: str) -> int | None:
         return 1 if self.calls_in(text) and next(self._blocks(text), None) is not None else 0
@@ -575,24 +576,24 @@ class MathCoder(Itemwise):
         return any(item.get("role") == "execution" for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """Its records have `messages` too, without the blocks, and the system prompt there."""
+        """Find the blocks, and the system prompt in `messages`."""
         found = super().find(record)
         messages = objects(record.get("messages")) if isinstance(record, dict) else []
-        told = (text_of(message.get("content")) for message in messages if speaker_of(message) == "system")
-        return found._replace(context="", system=next(told, "")) if found else None
+        prompts = (text_of(message.get("content")) for message in messages if speaker_of(message) == "system")
+        return found._replace(context="", system=next(prompts, "")) if found else None
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
         pieces = Pieces()
         for item in items:
             text, role = text_of(item.get("content")), item.get("role")
             if role == "code":
-                pieces.called(item, [Call("python", {"code": text})], text)
+                pieces.add_calls(item, [Call("python", {"code": text})], text)
             elif role == "execution":
-                pieces.answered(item, [ToolOutput(text)])
+                pieces.add_results(item, [ToolOutput(text)])
             elif role in ("text", "assistant", "thought", "reasoning"):
-                pieces.said(item, text)
+                pieces.add_words(item, text)
             else:
-                pieces.told(item, text)
+                pieces.add_context(item, text)
         return pieces.all
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retcon.transcripts.items import role_of, text_of, without_words
-from retcon.transcripts.itemwise import Item, Steps, arguments_of, exited, objects, part_of, some_id, string
+from retcon.transcripts.itemwise import Item, Steps, arguments_of, exit_output, objects, part_of, some_id, string
 from retcon.transcripts.pieces import Call, Stretch, ToolOutput
 from retcon.transcripts.types import Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict
@@ -135,8 +135,8 @@ class OpenHands(Steps):
 def _is_call(item: Item) -> bool:
     """Whether an event before the SDK is a call.
 
-    An action that runs something, or any other that a tool's call became (`task_tracking`, `delegate`); its
-    messages are none."""
+    An action that runs something, or any other that a tool's call became (`task_tracking`, `delegate`), except
+    messages."""
     action = item.get("action")
     made = item.get("source") == "agent" and bool(part_of(item, "tool_call_metadata"))
     return action in _RUNS or (made and isinstance(action, str) and action not in (*_SAYS, "system"))
@@ -163,7 +163,7 @@ def _judged(text: str, own_id: str | None, *where: Item) -> ToolOutput:
         if fields.get("timeout") is True:
             return ToolOutput(text, own_id, Verdict("timeout", "status", "Timeout"), typed=True)
         if type(code) is int and code >= 0:  # -1: it still runs
-            return exited(text, own_id, code)
+            return exit_output(text, own_id, code)
         if fields.get("is_error") is True:
             return ToolOutput(text, own_id, Verdict("error", "status"), typed=True)
     return ToolOutput(text, own_id)

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from retcon.transcripts.items import APART, Thought, as_text, text_of
-from retcon.transcripts.itemwise import Blockwise, Item, ItemList, called, flagged, some_id, string
+from retcon.transcripts.itemwise import Blockwise, Item, ItemList, flagged_output, read_call, some_id, string
 from retcon.transcripts.pieces import Call, PieceKind, ToolOutput
 from retcon.transcripts.types import Json
 from retcon.transcripts.verdicts import UNCLEAR, Verdict
 
 _CALLS, _RETURNS = ("tool-call", "builtin-tool-call"), ("tool-return", "builtin-tool-return")
 _RETRY, _THINKING = "retry-prompt", "thinking"
-_TOLD = {"system-prompt": "system", "user-prompt": "user", _RETRY: "user", "retry-feedback": "user"}
-"""Parts of a request by which the model is told something, and who tells it."""
-_SAID = ("text", _THINKING)
+_ROLES = {"system-prompt": "system", "user-prompt": "user", _RETRY: "user", "retry-feedback": "user"}
+"""Parts of a request that are messages, and their roles."""
+_WORDS = ("text", _THINKING)
 _FAILED = ("failed", "retried")
 _NOT_RUN = ("denied", "interrupted")
 _OF_WORDS = ("id", "citations")
@@ -45,8 +45,8 @@ class PydanticAI(Blockwise):
 
     def find(self, record: Json) -> ItemList | None:
         found = super().find(record)
-        told = [string(item.get("instructions")) for item in found.items] if found else []
-        return found._replace(system=next(filter(None, told), "")) if found else None
+        instructions = [string(item.get("instructions")) for item in found.items] if found else []
+        return found._replace(system=next(filter(None, instructions), "")) if found else None
 
     def blocks(self, item: Item) -> Sequence[Json]:
         found = item.get("parts")
@@ -60,14 +60,14 @@ class PydanticAI(Blockwise):
         if kind in _CALLS:
             return "call"
         if kind in _RETURNS or (isinstance(block, dict) and kind == _RETRY and block.get("tool_name")):
-            return "output"
-        return "said" if item.get("kind") == "response" else "told"
+            return "result"
+        return "assistant" if item.get("kind") == "response" else "context"
 
     def role(self, block: Json, item: Item) -> str:
-        return _TOLD.get(_kind(block), "")
+        return _ROLES.get(_kind(block), "")
 
     def call(self, block: Item) -> Call:
-        return called(block, "tool_name", "args", "tool_call_id")
+        return read_call(block, "tool_name", "args", "tool_call_id")
 
     def output(self, block: Item, item: Item) -> ToolOutput:
         content, own_id = block.get("content"), some_id(block.get("tool_call_id"))
@@ -77,13 +77,13 @@ class PydanticAI(Blockwise):
         failed = _kind(block) == _RETRY or outcome in _FAILED
         if failed and isinstance(content, list):  # of what is wrong with the arguments
             return ToolOutput(as_text(content), own_id, Verdict("malformed", "status"), typed=True)
-        return flagged(as_text(content), own_id, failed=failed or None)
+        return flagged_output(as_text(content), own_id, failed=failed or None)
 
     def words(self, block: Json) -> str:
         part, kind = block if isinstance(block, dict) else {}, _kind(block)
-        if kind in _TOLD:
+        if kind in _ROLES:
             return text_of(part.get("content")) or as_text(part.get("content"))
-        text = string(part.get("content")) if kind in _SAID else ""
+        text = string(part.get("content")) if kind in _WORDS else ""
         if kind != _THINKING:
             return text
         return Thought(text + APART if text and not part.get("signature") else "")

@@ -13,8 +13,8 @@ from retcon.transcripts.itemwise import (
     Itemwise,
     Pieces,
     arguments_of,
-    exited,
-    flagged,
+    exit_output,
+    flagged_output,
     lists,
     objects,
     part_of,
@@ -97,9 +97,9 @@ class Responses(Itemwise):
         path, items = max(rollout or found, key=lambda one: sum(map(_is_own, one[1])))
         request = part_of(record, _REQUEST) or (record if isinstance(record, dict) else {})
         context = request.get("input") if tuple(path) not in ((), ("input",)) else None
-        told = [context] if isinstance(context, str) else context if isinstance(context, list) else []
-        texts = [t if isinstance(t, str) else _text(t) for t in told]
-        asked = [(speaker_of(item), text) for item, text in zip(told, texts, strict=True) if text]
+        given = [context] if isinstance(context, str) else context if isinstance(context, list) else []
+        texts = [t if isinstance(t, str) else _text(t) for t in given]
+        asked = [(speaker_of(item), text) for item, text in zip(given, texts, strict=True) if text]
         instructions = request.get("instructions")  # text, or items, as prompts of the server give it
         system = "\n\n".join(_text(one) for one in objects(instructions))
         return ItemList(path, items, "\n\n".join(texts), asked, system or string(instructions))
@@ -119,17 +119,17 @@ class Responses(Itemwise):
         for item, one in zip(items, inner, strict=True):
             kind = string(one.get("type"), "message")
             if _is_call(one):
-                pieces.called(item, [_call(one, kind)])
+                pieces.add_calls(item, [_call(one, kind)])
                 if kind not in awaited and (output := _own_output(one, kind)) is not None:
-                    pieces.answered(None, [output])
+                    pieces.add_results(None, [output])
             elif _is_output(one):
-                pieces.answered(item, [_output(one)])
+                pieces.add_results(item, [_output(one)])
             elif kind == "reasoning" or (kind == "message" and one.get("role") == "assistant"):
-                pieces.said(item, (Thought if kind == "reasoning" else str)(words_in(one)))
+                pieces.add_words(item, (Thought if kind == "reasoning" else str)(words_in(one)))
             elif kind == "message" and ("role" in one or "content" in one):
-                pieces.told(item, _text(one))
+                pieces.add_context(item, _text(one))
             else:
-                pieces.beside(item)  # an item reference, a list of tools
+                pieces.add_silent(item)  # an item reference, a list of tools
         return pieces.all
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
@@ -215,13 +215,13 @@ def _output(item: Item) -> ToolOutput:
         ended = _EXITED.match(text)
         if ended and int(ended[1]):
             return ToolOutput(text, own_id, judge(text) or Verdict("error", "status", f"exit {ended[1]}"), typed=True)
-        return flagged(text, own_id, failed=failed or None)
+        return flagged_output(text, own_id, failed=failed or None)
     text = "".join(string(part.get("stdout")) + string(part.get("stderr")) for part in ran)
     outcome = part_of(ran[-1], "outcome")
     if outcome.get("type") == "timeout":
         return ToolOutput(text, own_id, Verdict("timeout", "status"), typed=True)
     code = outcome.get("exit_code")
-    return exited(text, own_id, code if type(code) is int else 0)
+    return exit_output(text, own_id, code if type(code) is int else 0)
 
 
 def _own_output(item: Item, kind: str) -> ToolOutput | None:
@@ -234,20 +234,20 @@ def _own_output(item: Item, kind: str) -> ToolOutput | None:
     if kind == "mcp_call":
         error = item.get("error")
         text = text_of(item.get("output")) or (error if isinstance(error, str) else "")
-        return flagged(text, own_id, failed=bool(error) or None)
+        return flagged_output(text, own_id, failed=bool(error) or None)
     if kind != "code_interpreter_call":
-        return flagged("", own_id, failed=failed) if failed or status == "completed" else None
+        return flagged_output("", own_id, failed=failed) if failed or status == "completed" else None
     outputs = item.get("outputs")
     if outputs is None and not failed:
         return None
-    return flagged("\n".join(string(one.get("logs")) for one in objects(outputs)), own_id, failed=failed or None)
+    return flagged_output("\n".join(string(one.get("logs")) for one in objects(outputs)), own_id, failed=failed or None)
 
 
 RESPONSES = Responses()
 
 
 _ITEM, _EVENT, _META, _COMPACTED = "response_item", "event_msg", "session_meta", "compacted"
-_SAID = ("message", "text", "last_agent_message")
+_REPEATED = ("message", "text", "last_agent_message")
 """Where events repeat what the model says."""
 _TAKEN_BACK = "thread_rolled_back"
 _CONTEXT = re.compile(r"\s*(?:# AGENTS\.md instructions\b.*|<([\w-]+)>.*</\1>\s*)", re.DOTALL)
@@ -331,7 +331,7 @@ def _without(item: Json, cut: set[str]) -> Json:
     own = part_of(item, "payload")
     if not isinstance(item, dict) or item.get("type") != _EVENT:
         return item
-    stale: dict[str, Json] = {key: "" for key in _SAID if string(own.get(key)).strip() in cut}
+    stale: dict[str, Json] = {key: "" for key in _REPEATED if string(own.get(key)).strip() in cut}
     return {**item, "payload": {**own, **stale}} if stale else item
 
 

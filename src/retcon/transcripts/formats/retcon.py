@@ -9,7 +9,7 @@ import msgspec
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.types import Pair, Trajectory
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 from retcon.purify.pairs import preference_pairs
 from retcon.transcripts.types import Certainty, Json, Reading, Speakers
 
@@ -61,13 +61,13 @@ class _OwnReading:
     def speakers(self) -> Sequence[Speakers]:
         """Of its text: a trajectory with ids has the roles in its template."""
         (own,) = self.trajectories
-        told = [[("user", s.text) for s in turn.segments if s.kind == "prompt"] for turn in own.turns]
-        return [Speakers([("user", s.text) for s in own.prompt], told, [True] * len(told))]
+        asked = [[("user", s.text) for s in turn.segments if s.kind == "prompt"] for turn in own.turns]
+        return [Speakers([("user", s.text) for s in own.prompt], asked, [True] * len(asked))]
 
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         return to_dict(results[0].trajectory)
 
-    def pairs(self, results: Sequence[Purified]) -> Iterator[Pair]:
+    def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:
         """Yield pairs of new splices, not of earlier repairs."""
         result, gone = results[0], 0
         made: set[int] = set()

@@ -13,7 +13,7 @@ from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import Json, json_in
 from retcon.transcripts.verdicts import Verdict
 
-_TOLD = ("task", "plan", "system_prompt")
+_PROMPTS = ("task", "plan", "system_prompt")
 _CODE = re.compile(r"<code>|```(?:py|python)?[ \t]*\r?\n|Code:\s*```")
 _THOUGHTS = ("thought", "thoughts")
 _CAUSE = re.compile(r"due to: (?P<type>[A-Za-z_]\w*(?:Error|Exception|Interrupt|Warning|Iteration))\b")
@@ -55,7 +55,7 @@ class Smolagents(Steps):
     def words(self, item: Item) -> str:
         """The words before the program; else the task, the system's prompt, a plan."""
         if item.get("step_number") is None:
-            return next(filter(None, (string(item.get(key)) for key in _TOLD)), "")
+            return next(filter(None, (string(item.get(key)) for key in _PROMPTS)), "")
         text = text_of(item.get("model_output"))
         if (structured := _structured(text)) is not None:
             return string(structured.get(_thought_key(structured)))
@@ -66,8 +66,8 @@ class Smolagents(Steps):
         text, own = text_of(item.get("model_output")), self.words(item)
         if (structured := _structured(text)) is not None:
             key = _thought_key(structured)
-            told = {key: words}
-            new = json.dumps(structured | told if key in structured else told | structured, ensure_ascii=text.isascii())
+            fields = structured | {key: words} if key in structured else {key: words} | structured
+            new = json.dumps(fields, ensure_ascii=text.isascii())
         else:
             new = words + text[len(own) :]
         message = part_of(item, "model_output_message")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
-from retcon.purify.offline import Purified
+from retcon.purify.offline import RepairResult
 from retcon.purify.words import rewritten
 from retcon.transcripts.items import speaker_of, text_of
 from retcon.transcripts.itemwise import WORDS, Item, ItemList, ItemwiseReading, Steps, beside_words, string
@@ -30,15 +30,15 @@ class SweAgent(Steps):
         return all("action" in item and "observation" in item for item in items) and any("response" in i for i in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """Find the steps, and what precedes them in `history` or the first one."""
+        """Find the steps, and the messages before them."""
         found = super().find(record)
         if found is None or not isinstance(record, dict):
             return found
         places = (record.get("history"), *(found.items[0].get(key) for key in _REPEATED))
         listed = next((place for place in places if isinstance(place, list) and place), [])
         head, _ = _rounds([message for message in listed if isinstance(message, dict)])
-        told = [(speaker_of(message), text_of(message.get("content"))) for message in head if isinstance(message, dict)]
-        return found._replace(asked=told)
+        asked = [(speaker_of(one), text_of(one.get("content"))) for one in head if isinstance(one, dict)]
+        return found._replace(asked=asked)
 
     def read(self, record: Json, id: str) -> Reading:
         place = self.find(record)
@@ -68,21 +68,22 @@ def _action(item: Item) -> str:
 
 
 class _SweReading(ItemwiseReading):
-    def purified(self, results: Sequence[Purified]) -> Json:
+    def purified(self, results: Sequence[RepairResult]) -> Json:
         new = super().purified(results)
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
         pieces = self.readings[0].spliced(results[0])
         places = {id(item): n for n, item in enumerate(self.places[0].items)}
-        words_of = {p.owner: places.get(id(beside_words([p]).get(WORDS)), p.owner) for p in pieces if p.kind == "said"}
+        owners = {p.owner: beside_words([p]).get(WORDS) for p in pieces if p.kind == "assistant"}
+        words_of = {owner: places.get(id(step), owner) for owner, step in owners.items()}
         messages = [m for m in history if isinstance(m, dict)]
         head, rounds = _rounds(messages)
         if len(rounds) != len(self.places[0].items):
-            return {**new, "history": []}  # of another agent, or cut: what belongs to which step cannot be told
+            return {**new, "history": []}  # of another agent, or cut: its steps cannot be matched
         kept: list[Json] = []
         for n, step in zip(dict.fromkeys(p.owner for p in pieces), new["trajectory"], strict=True):
-            said = _with_words_of(rounds[n][0], step, self.places[0].items[n])
-            kept += [_with_thinking_of(said, rounds[words_of.get(n, n)][0]), *rounds[n][1:]]
+            reworded = _with_words_of(rounds[n][0], step, self.places[0].items[n])
+            kept += [_with_thinking_of(reworded, rounds[words_of.get(n, n)][0]), *rounds[n][1:]]
         return {**new, "history": [*head, *kept]}
 
 
@@ -94,11 +95,11 @@ def _with_words_of(message: Json, step: Item, before: Item) -> Json:
     return rewritten(message, old, string(step.get("response"))) if old else message
 
 
-def _with_thinking_of(message: Json, said: Json) -> Json:
+def _with_thinking_of(message: Json, reworded: Json) -> Json:
     """Return a step's message with the thought before its new words."""
-    if message is said or not isinstance(message, dict) or not isinstance(said, dict):
+    if message is reworded or not isinstance(message, dict) or not isinstance(reworded, dict):
         return message
-    thinking = {_THINKING: said[_THINKING]} if _THINKING in said else {}
+    thinking = {_THINKING: reworded[_THINKING]} if _THINKING in reworded else {}
     return {key: value for key, value in {**message, **thinking}.items() if key != _THINKING or thinking}
 
 

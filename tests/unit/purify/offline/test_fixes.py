@@ -9,7 +9,7 @@ import pytest
 
 from retcon.core.types import Observation, Segment, Status, ToolCall, Turn
 from retcon.purify.failing import run_starts
-from retcon.purify.fixes import another_call, another_end, keeps_plan, line_of, plan_given_up, same_end, weak
+from retcon.purify.fixes import find_change, find_evasion, find_lost_plan, keeps_plan, line_of, misses_goal, shares_goal
 
 MISSING = "NameError: name 'x' is not defined"
 
@@ -35,7 +35,7 @@ def turn(*programs: Ran, said: str = "") -> Turn:
 
 
 def judged(failed: Ran, fix: Ran) -> tuple[str, str] | None:
-    return weak(turn(failed), turn(fix), lambda number: False)
+    return find_evasion(turn(failed), turn(fix), lambda number: False)
 
 
 def ranges(before: str, after: str, error: str = "TimeoutError") -> tuple[str, str] | None:
@@ -123,7 +123,7 @@ def test_a_number_that_a_missing_name_is_bound_to_was_told_or_is_made_up(bound: 
     failed, fix = (turn(Ran(f"{code}\nlast = x * f(2)\nprint(last)", out, error, line)) for code, out, error, line in (
         ("rows = load()", MISSING, "NameError", 2), (bound, "14", None, None),
     ))  # fmt: skip
-    assert weak(failed, fix, lambda number: number == "9") == (made_up and ("avoided", made_up))
+    assert find_evasion(failed, fix, lambda number: number == "9") == (made_up and ("avoided", made_up))
 
 
 def test_no_result_is_none_unless_no_more_than_imports_changed() -> None:
@@ -155,28 +155,28 @@ def test_a_name_of_three_letters_is_one_that_the_fix_has_instead() -> None:
 
 def test_a_call_that_worked_beside_the_failed_one_is_no_end_of_it() -> None:
     worked, failed = Ran("first = load()"), Ran("second = first.rows()", "", "AttributeError", 1)
-    assert not same_end(turn(worked, failed), turn(Ran("first = load()")))
-    assert same_end(turn(worked, failed), turn(Ran("second = first.row()")))
-    assert another_end(turn(worked, failed), turn(Ran("other = first.row()"))) == "second"
+    assert not shares_goal(turn(worked, failed), turn(Ran("first = load()")))
+    assert shares_goal(turn(worked, failed), turn(Ran("second = first.row()")))
+    assert misses_goal(turn(worked, failed), turn(Ran("other = first.row()"))) == "second"
 
 
 def test_what_the_failing_line_was_for_is_an_end_too() -> None:
     failed = turn(Ran("half = whole(1)\nrest = 3", "", "NameError", 1))
-    assert same_end(failed, turn(Ran("half = 2 / 4\nother = 1")))
+    assert shares_goal(failed, turn(Ran("half = 2 / 4\nother = 1")))
     later = turn(Ran("half = whole(1)\nrest = f(3)", "", "NameError", 2))
-    assert not same_end(later, turn(Ran("half = 2 / 4\nother = 1")))
+    assert not shares_goal(later, turn(Ran("half = 2 / 4\nother = 1")))
 
 
 def test_an_expression_that_failed_is_worked_out_wherever_the_fix_has_it() -> None:
     failed = turn(Ran("area(3)\nprint('done')", "", "NameError", 1))
-    assert same_end(failed, turn(Ran("def area(n):\n    return n * n\n\narea(3)\nmore = 2")))
-    assert not same_end(failed, turn(Ran("def area(n):\n    return n * n\n\nmore = 2")))
+    assert shares_goal(failed, turn(Ran("def area(n):\n    return n * n\n\narea(3)\nmore = 2")))
+    assert not shares_goal(failed, turn(Ran("def area(n):\n    return n * n\n\nmore = 2")))
 
 
 @pytest.mark.parametrize(("error", "any_name"), [("ImportError", True), ("ModuleNotFoundError", True), ("E", False)])
 def test_of_a_program_that_failed_on_an_import_any_name_is_an_end(error: str, any_name: bool) -> None:
     failed = turn(Ran("import quick\nfirst = quick.a()\nlast = quick.b(first)", "", error, 1))
-    assert same_end(failed, turn(Ran("first = slow()\nother = 2"))) is any_name
+    assert shares_goal(failed, turn(Ran("first = slow()\nother = 2"))) is any_name
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_of_a_program_that_failed_on_an_import_any_name_is_an_end(error: str, an
     ],
 )
 def test_a_longer_or_shorter_name_is_the_same_end_wherever_the_fix_binds_it(fix: str, lost: str | None) -> None:
-    assert another_end(turn(Ran("total = g(1)", "", "NameError", 1)), turn(Ran(fix))) == lost
+    assert misses_goal(turn(Ran("total = g(1)", "", "NameError", 1)), turn(Ran(fix))) == lost
 
 
 def edit(*calls: tuple[Mapping[str, object] | str, Status]) -> Turn:
@@ -217,13 +217,13 @@ def edit(*calls: tuple[Mapping[str, object] | str, Status]) -> Turn:
 def test_an_edit_is_fixed_by_the_same_edit_in_another_place_or_by_its_own_text_reworded(
     failed: dict[str, object] | str, fix: dict[str, object], lost: str | None
 ) -> None:
-    assert another_call(edit((failed, "error")), edit((fix, "ok")), 0.5) == lost
+    assert find_change(edit((failed, "error")), edit((fix, "ok")), 0.5) == lost
 
 
 def test_a_call_that_worked_is_not_what_the_fix_has_to_try() -> None:
     worked, failed = {"path": "a.py", "old": "x"}, {"path": "b.py", "old": "x"}
     fix = edit(({"path": "c.py", "old": "x"}, "ok"))
-    assert another_call(edit((worked, "ok"), (failed, "error")), fix, 0.5) is None
+    assert find_change(edit((worked, "ok"), (failed, "error")), fix, 0.5) is None
 
 
 def test_a_fix_that_runs_nothing_has_no_detail() -> None:
@@ -241,11 +241,11 @@ def test_words_plan_what_an_assertion_refutes_or_another_way_than_later_words_te
     failed, same = Ran("area = side(3)", "", "NameError", 1), turn(Ran("area = 9"), said="We count. ")
     other = turn(Ran("area = 9"), said="We count. We take another approach. ")
     failure, said = turn(failed, said="We take the side. "), "We take another approach."
-    assert plan_given_up(failure, [same]) is None
-    assert plan_given_up(failure, [same, other]) == said
-    assert plan_given_up(turn(failed), [other]) is None, "it has no words"
+    assert find_lost_plan(failure, [same]) is None
+    assert find_lost_plan(failure, [same, other]) == said
+    assert find_lost_plan(turn(failed), [other]) is None, "it has no words"
     asserted = Ran("assert side(3) == 9", "", "AssertionError", 1)
-    assert plan_given_up(turn(asserted, said="We take the side. "), [same]) == "an assertion failed"
+    assert find_lost_plan(turn(asserted, said="We take the side. "), [same]) == "an assertion failed"
 
 
 def test_a_call_that_worked_failed_at_no_line() -> None:
@@ -255,7 +255,7 @@ def test_a_call_that_worked_failed_at_no_line() -> None:
 
 def test_a_program_is_not_compared_with_a_call_that_has_none() -> None:
     failure = turn(Ran("print(f(1))", "", "NameError", 1))
-    assert weak(failure, edit(({"path": "a.py", "old": "x"}, "ok")), lambda number: False) is None
+    assert find_evasion(failure, edit(({"path": "a.py", "old": "x"}, "ok")), lambda number: False) is None
 
 
 def test_failures_are_one_run_unless_a_call_does_something_or_a_user_speaks_between_them() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
-from retcon.purify.offline import UNFIT, Offline, Purified
+from retcon.purify.offline import UNFIT, Repairer, RepairResult
 from retcon.purify.words import rewritten
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
@@ -21,12 +21,12 @@ OTHER = "import math\nvalues = [n for n in range(9) if n * n == 16]\nroot = valu
 FAIL = fails(FAILED, "AttributeError", 2, "We take the root of it.")
 
 
-def purify(*steps: Step) -> Purified:
+def purify(*steps: Step) -> RepairResult:
     (trajectory,) = MINT.read(FORMATS["mint"](steps), "t").trajectories
-    return Offline()(trajectory)
+    return Repairer()(trajectory)
 
 
-def reasons(result: Purified) -> list[tuple[str, str]]:
+def reasons(result: RepairResult) -> list[tuple[str, str]]:
     return [(left.reason, left.detail.partition(":")[0]) for left in result.left]
 
 
@@ -196,7 +196,7 @@ def test_words_with_ids_or_of_a_failure_that_stays_are_never_cut() -> None:
     assert [cut.text for cut in purify(ASK, FAIL, fix, answer(said)).cuts] == ["After fixing the error we see it."]
     (raw,) = MINT.read(FORMATS["mint"]([ASK, FAIL, fix, answer(said)]), "t").trajectories
     last = replace(raw.turns[-1], segments=(Segment("sampled", raw.turns[-1].text, (1, 2)),))
-    assert reasons(Offline()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "error")]
+    assert reasons(Repairer()(replace(raw, turns=(*raw.turns[:-1], last)))) == [("words", "error")]
     stays = fails("f(", "NameError", 1, said)
     assert reasons(purify(ASK, FAIL, fix, stays, answer("It is 4."))) == [("words", "error"), ("answered", "")]
 
@@ -218,7 +218,7 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    results = [Offline(state="ignore" if shell else "check")(trajectory) for trajectory in reading.trajectories]
+    results = [Repairer(state="ignore" if shell else "check")(trajectory) for trajectory in reading.trajectories]
     new = reading.purified(results)
     out = msgspec.json.encode(new).decode()
     assert results[0].splices
@@ -264,7 +264,7 @@ def test_words_in_several_parts_are_cut_and_other_parts_stay(name: str, words: s
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    (result,) = map(Offline(), reading.trajectories)
+    (result,) = map(Repairer(), reading.trajectories)
     assert [cut.rule for cut in result.cuts] == ["error"]
     new: Any = reading.purified([result])
     out = msgspec.json.encode(new).decode()
@@ -316,7 +316,7 @@ def test_reasoning_beside_the_content_is_read_and_cut_as_content_is(field: str) 
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    (result,) = map(Offline(), reading.trajectories)
+    (result,) = map(Repairer(), reading.trajectories)
     new: Any = reading.purified([result])["messages"]  # type: ignore[index,call-overload]
     assert [m[field] for m in new if field in m] == ["The root is what they want to have.", "Twice the root is next."]
     assert [m["content"] for m in new if m["role"] == "assistant"][:2] == [
@@ -326,7 +326,7 @@ def test_reasoning_beside_the_content_is_read_and_cut_as_content_is(field: str) 
     refused = FORMATS["messages"]([ASK, FAIL, works(FIXED, "4.0"), works("print(1)", "1", "We go on and print one.")])
     refused["messages"][5][field] = "That is what the value 12.345 was for."
     refused["messages"][2]["content"] = "12.345\n" + FAIL.output
-    assert [o.reason for o in Offline()(found.read(refused, "t").trajectories[0]).left] == ["words"]
+    assert [o.reason for o in Repairer()(found.read(refused, "t").trajectories[0]).left] == ["words"]
 
 
 def test_a_record_whose_reasoning_stays_is_not_touched() -> None:
@@ -336,7 +336,7 @@ def test_a_record_whose_reasoning_stays_is_not_touched() -> None:
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    assert reading.purified([Offline()(t) for t in reading.trajectories]) == record
+    assert reading.purified([Repairer()(t) for t in reading.trajectories]) == record
 
 
 @pytest.mark.parametrize("name", ["langchain", "langchain_flat", "langchain_dumpd"])
@@ -351,7 +351,7 @@ def test_blocks_that_repeat_a_call_of_langchain_are_those_of_the_fix(name: str) 
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    (result,) = map(Offline(), reading.trajectories)
+    (result,) = map(Repairer(), reading.trajectories)
     out = msgspec.json.encode(reading.purified([result])).decode()
     assert [s.shallow for s in result.splices] == [True]
     assert "sqroot" not in out
@@ -368,7 +368,7 @@ def test_a_comment_is_cut_whatever_escapes_the_program_is_written_with(name: str
     found = Detector().format_of(value := msgspec.json.decode(unusual))
     assert found is not None
     reading = found.read(value, "t")
-    (result,) = map(Offline(), reading.trajectories)
+    (result,) = map(Repairer(), reading.trajectories)
     assert result.splices
     new = reading.purified([result])
     assert "Fixed" not in msgspec.json.encode(new).decode()

@@ -8,7 +8,7 @@ import pytest
 
 from foreign import FIXED, Step, fails, mint, user, works
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.formats.notations import MINT
 
 ROWS = works("rows = [1]", said="First")
@@ -18,7 +18,7 @@ FAILS = "root = math.sqroot(16)\nprint(root)"
 def left(*steps: Step) -> list[tuple[int, str, str]]:
     """What is left alone of the failures, and why."""
     (trajectory,) = MINT.read(mint([user("?"), *steps]), "t").trajectories
-    return [(one.turn, one.reason, one.detail) for one in Offline()(trajectory).left]
+    return [(one.turn, one.reason, one.detail) for one in Repairer()(trajectory).left]
 
 
 @pytest.mark.parametrize("change", ["rows.append(2)", "rows[0] = 2", "rows += [2]", "del rows[0]"])
@@ -127,7 +127,7 @@ def turn(status: str, *codes: str | None) -> Turn:
     ],
 )
 def test_all_calls_of_a_turn_are_read(failed: tuple[str | None, ...], fix: tuple[str, ...], missed: list[str]) -> None:
-    result = Offline()(Trajectory("t", "k", (), (turn("error", *failed), turn("ok", *fix))))
+    result = Repairer()(Trajectory("t", "k", (), (turn("error", *failed), turn("ok", *fix))))
     assert [(one.reason, one.detail) for one in result.left] == [("state", detail) for detail in missed]
 
 
@@ -138,7 +138,7 @@ def test_of_all_names_of_a_module_those_are_not_missed_that_a_call_of_the_fix_bi
         ("ceil = divmod(7, 2)", ["floor, of `from math import *`"]),
         ("floor = divmod(7, 2)", ["ceil, of `from math import *`"]),
     ):
-        result = Offline()(Trajectory("t", "k", (), (failed, turn("ok", first, "root = 16 ** 0.5"), later)))
+        result = Repairer()(Trajectory("t", "k", (), (failed, turn("ok", first, "root = 16 ** 0.5"), later)))
         assert [one.detail for one in result.left] == missed
 
 
@@ -164,14 +164,14 @@ def test_a_name_that_a_turn_before_has_bound_is_not_one_of_a_module() -> None:
 def test_of_a_later_turn_without_all_its_results_the_programs_that_were_run_are_read() -> None:
     later = replace(turn("ok", "print(side)", "print(1)"), observations=(Observation("0", "16", "ok"),))
     failed, fix = turn("error", "side = 16\nroot = sqroot(16)"), turn("ok", "root = sqrt(16)")
-    result = Offline()(Trajectory("t", "k", (), (failed, fix, later)))
+    result = Repairer()(Trajectory("t", "k", (), (failed, fix, later)))
     assert [(one.reason, one.detail) for one in result.left] == [("state", "side")]
 
 
 def test_what_a_shell_s_command_has_left_there_nobody_knows() -> None:
     failed, fix = turn("error", "make al"), turn("ok", "make all")
     shell = [replace(one, calls=(replace(one.calls[0], language="shell"),)) for one in (failed, fix)]
-    result = Offline()(Trajectory("t", "k", (), tuple(shell)))
+    result = Repairer()(Trajectory("t", "k", (), tuple(shell)))
     assert [(one.reason, one.detail) for one in result.left] == [("effects", "a shell command")]
 
 

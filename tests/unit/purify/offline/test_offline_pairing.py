@@ -10,18 +10,18 @@ import pytest
 from foreign import FAILED, FIXED, REPAIRED, Step, answer, fails, mint, ours, user, works
 from retcon.core.codec import from_dict
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
-from retcon.purify.offline import REASONS, LeftAlone, Offline, Purified, Splice
+from retcon.purify.offline import REASONS, Repairer, RepairResult, Splice, UnrepairedFailure
 from retcon.transcripts.formats.notations import MINT
 
 ASK = user("?")
 
 
-def purify(*steps: Step, **options: object) -> Purified:
+def purify(*steps: Step, **options: object) -> RepairResult:
     (trajectory,) = MINT.read(mint(steps), "t").trajectories
-    return Offline(**options)(trajectory)  # type: ignore[arg-type]
+    return Repairer(**options)(trajectory)  # type: ignore[arg-type]
 
 
-def reasons(result: Purified) -> list[tuple[int, str]]:
+def reasons(result: RepairResult) -> list[tuple[int, str]]:
     return [(left.turn, left.reason) for left in result.left]
 
 
@@ -112,10 +112,10 @@ def test_an_unclear_output_ends_the_run() -> None:
 def test_names_that_only_the_failed_call_defined_are_needed() -> None:
     failed = "import math\nside = 16\nroot = math.sqroot(side)\nprint(root)"
     fix = "import math\nroot = math.sqrt(side)\nprint(root)"
-    assert purify(ASK, fails(failed, line=3), works(fix)).left == (LeftAlone(0, "state", "side"),)
+    assert purify(ASK, fails(failed, line=3), works(fix)).left == (UnrepairedFailure(0, "state", "side"),)
     assert purify(ASK, fails(failed, line=3), works(fix), state="ignore").splices
     assert purify(ASK, fails(failed, line=3), works(FIXED), works("print(side)")).left == (
-        LeftAlone(0, "state", "side"),
+        UnrepairedFailure(0, "state", "side"),
     )
     assert purify(ASK, fails(failed, line=3), works(FIXED), works("side = 2"), works("print(side)")).splices
     # The call failed before it came to that line.
@@ -174,7 +174,7 @@ def two_calls(first: str, second: str, *statuses: str) -> Turn:
 def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
     failure = two_calls("print(17 * 23)", FAILED, "ok", "error")
     for fix, splices in ((two_calls("print(17 * 23)", FIXED, "ok", "ok"), 1), (two_calls(FIXED, FIXED, "ok", "ok"), 0)):
-        result = Offline(state="ignore")(Trajectory("t", "k", (), (failure, fix)))
+        result = Repairer(state="ignore")(Trajectory("t", "k", (), (failure, fix)))
         assert len(result.splices) == splices
         assert [left.reason for left in result.left] == ["sibling"] * (1 - splices)
 
@@ -182,15 +182,15 @@ def test_a_call_that_worked_beside_the_failed_one_must_be_in_the_fix() -> None:
 def test_a_call_of_another_tool_is_no_fix() -> None:
     failure, fix = two_calls(FAILED, "print(2)", "error", "ok"), two_calls(FIXED, "print(2)", "ok", "ok")
     other = replace(fix, calls=tuple(replace(call, name="notebook") for call in fix.calls))
-    result = Offline()(Trajectory("t", "k", (), (failure, other)))
-    assert result.left == (LeftAlone(0, "unrelated", "another tool"),)
+    result = Repairer()(Trajectory("t", "k", (), (failure, other)))
+    assert result.left == (UnrepairedFailure(0, "unrelated", "another tool"),)
 
 
 def test_a_comment_that_speaks_of_the_failure_stays_where_a_turn_has_several_programs() -> None:
     failed, fix = two_calls(FAILED, "print(2)", "error", "ok"), two_calls(FIXED, "print(2)", "ok", "ok")
     commented = two_calls(f"# Fixed: it is sqrt\n{FIXED}", "print(2)", "ok", "ok")
-    assert Offline(state="ignore")(Trajectory("t", "k", (), (failed, fix))).splices
-    result = Offline(state="ignore")(Trajectory("t", "k", (), (failed, commented)))
+    assert Repairer(state="ignore")(Trajectory("t", "k", (), (failed, fix))).splices
+    result = Repairer(state="ignore")(Trajectory("t", "k", (), (failed, commented)))
     assert [(left.reason, left.detail) for left in result.left] == [("words", "fix: # Fixed: it is sqrt")]
 
 
@@ -212,7 +212,7 @@ def test_the_calls_of_a_later_turn_are_read_in_their_order() -> None:
         failed, calls=(ToolCall("b", "python", {"code": FIXED}, 0),), observations=(Observation("b", "", "ok"),)
     )
     for first, second, reason in (("print(side)", "side = 1", ["state"]), ("side = 1", "print(side)", [])):
-        result = Offline()(Trajectory("t", "k", (), (failed, fix, two_calls(first, second, "ok", "ok"))))
+        result = Repairer()(Trajectory("t", "k", (), (failed, fix, two_calls(first, second, "ok", "ok"))))
         assert [left.reason for left in result.left] == reason
 
 
@@ -224,15 +224,15 @@ def test_a_shell_command_is_left_alone_unless_state_is_ignored() -> None:
         Turn((Segment("sampled", "y"),), (good,), (Observation("b", "", "ok"),), "call"),
     )
     trajectory = Trajectory("t", "k", (), turns)
-    assert [left.reason for left in Offline()(trajectory).left] == ["effects"]
-    assert Offline(state="ignore")(trajectory).splices
+    assert [left.reason for left in Repairer()(trajectory).left] == ["effects"]
+    assert Repairer(state="ignore")(trajectory).splices
 
 
 def test_log_probs_after_a_splice_are_unknown() -> None:
     trajectory = from_dict(ours([*REPAIRED[:3], works("print(root)")]))
     scored = Segment("sampled", "x", (1, 2), (-0.5, -0.5))
     turns = (*trajectory.turns[:-1], Turn((scored,)))
-    result = Offline()(Trajectory("t", "k", trajectory.prompt, turns))
+    result = Repairer()(Trajectory("t", "k", trajectory.prompt, turns))
     assert result.splices
     assert result.trajectory.turns[-1].segments[0].ids == (1, 2)
     assert result.trajectory.turns[-1].segments[0].logprobs is None
@@ -244,7 +244,7 @@ def test_log_probs_of_the_words_before_a_splice_stay() -> None:
         call = ToolCall("c", "python", {"code": code}, 4, start=2)
         return Turn(written, (call,), (Observation("c", "", status),), "call")
 
-    result = Offline()(Trajectory("t", "k", (), (turn(FAILED, "error"), turn(FIXED, "ok"))))
+    result = Repairer()(Trajectory("t", "k", (), (turn(FAILED, "error"), turn(FIXED, "ok"))))
     words, fix = result.trajectory.turns[0].generated
     assert (words.kind, words.logprobs) == ("sampled", (-0.5, -0.5))
     assert (fix.kind, fix.logprobs) == ("spliced", None)
@@ -252,14 +252,14 @@ def test_log_probs_of_the_words_before_a_splice_stay() -> None:
 
 def test_a_clean_trajectory_is_the_same_object() -> None:
     trajectory = from_dict(ours([ASK, works("x = 1"), answer("1")]))
-    assert Offline()(trajectory).trajectory is trajectory
+    assert Repairer()(trajectory).trajectory is trajectory
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"gamma": 1.5}, {"state": "maybe"}])
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        Offline(**wrong)  # type: ignore[arg-type]
-    assert Offline(1, gamma=0.0) != Offline(1, gamma=1.0), "both bounds are settings"
+        Repairer(**wrong)  # type: ignore[arg-type]
+    assert Repairer(1, gamma=0.0) != Repairer(1, gamma=1.0), "both bounds are settings"
 
 
 FIRST = "values = [n * n for n in range(1, 100)]\nbest = max(values) / (len(values) - 99)\nprint(best)"

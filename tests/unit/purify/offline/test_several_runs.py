@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from foreign import FAILED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
-from retcon.purify.offline import REASONS, LeftAlone, Offline, Splice
+from retcon.purify.offline import REASONS, Repairer, Splice, UnrepairedFailure
 from retcon.transcripts.formats.notations import MINT
 from unit.purify.offline.test_kept import ASK, FAIL, FIXED, OTHER, purify, reasons
 
@@ -25,7 +25,7 @@ def test_of_several_runs_the_one_that_is_unsettled_stays_whole() -> None:
     after = [answer("It is 8."), user("The root?"), FAIL, SQRT, answer("It is 4.")]
     result = purify(ASK, *before, PLANNED, SECOND, WORDLESS, *after)
     assert result.splices == (Splice(1, 2, True), Splice(3, 4, True), Splice(9, 10, True))
-    assert result.left == (LeftAlone(5, "unsettled"), LeftAlone(6, "unsettled"))
+    assert result.left == (UnrepairedFailure(5, "unsettled"), UnrepairedFailure(6, "unsettled"))
 
 
 def test_a_run_that_is_unsettled_as_a_later_one_stays_whole_does_so_too() -> None:
@@ -34,7 +34,7 @@ def test_a_run_that_is_unsettled_as_a_later_one_stays_whole_does_so_too() -> Non
     last = answer("Twice 12.345 is what we want here.")
     result = purify(ASK, PLANNED, second, WORDLESS, user("And once more?"), PLANNED, second, WORDLESS, last)
     assert result.splices == ()
-    assert result.left == tuple(LeftAlone(turn, "unsettled") for turn in (0, 1, 3, 4))
+    assert result.left == tuple(UnrepairedFailure(turn, "unsettled") for turn in (0, 1, 3, 4))
     alone = purify(ASK, PLANNED, second, WORDLESS, last)
     assert reasons(alone) == [("plan", "an assertion failed"), ("words", "value")]
 
@@ -68,7 +68,7 @@ def test_what_a_prompt_of_several_parts_tells_is_told_at_their_ends_too() -> Non
     (raw,) = MINT.read(FORMATS["mint"](steps), "t").trajectories
     for first, second, splices in (("Let x be 7", "Add it up.", 1), ("Let it be.", "7 is x.", 1), ("Let it", "be.", 0)):
         prompt = (Segment("prompt", first), Segment("prompt", second))
-        assert len(Offline()(replace(raw, prompt=prompt)).splices) == splices
+        assert len(Repairer()(replace(raw, prompt=prompt)).splices) == splices
 
 
 def test_a_value_is_missed_in_the_words_of_a_later_deep_fix_and_not_in_those_that_it_takes_out() -> None:
@@ -94,7 +94,7 @@ def test_a_later_fix_keeps_the_versions_of_its_tokens_as_the_first_does() -> Non
         )
 
     turns = (turn(FAILED, "error", 1), turn(FIXED, "ok", 2), turn(HALVED[0].code, "error", 3))
-    result = Offline()(Trajectory("t", "k", (), (*turns, turn(HALVED[1].code, "ok", 4))))
+    result = Repairer()(Trajectory("t", "k", (), (*turns, turn(HALVED[1].code, "ok", 4))))
     assert result.splices == (Splice(0, 1, True), Splice(2, 3, True))
     assert [[(s.logprobs, s.versions) for s in one.generated] for one in result.trajectory.turns] == [
         [((-0.5, -0.5), (1, 1)), (None, (2,))],

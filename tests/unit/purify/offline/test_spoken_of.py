@@ -8,7 +8,7 @@ import pytest
 
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, Segment, Status, ToolCall, Trajectory, Turn
-from retcon.purify.offline import Offline, Purified
+from retcon.purify.offline import Repairer, RepairResult
 from retcon.transcripts.formats.notations import MINT
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, OTHER, purify, reasons
 from unit.purify.offline.test_what_is_left import HALVED, NONE, SQRT, with_tail
@@ -18,7 +18,7 @@ WIDTH = "# Fixed width, as they want it.\n"
 BLOCKS = "</execute>\n{}\n<execute>"
 
 
-def details(result: Purified) -> list[str]:
+def details(result: RepairResult) -> list[str]:
     return [one.detail for one in result.left]
 
 
@@ -42,8 +42,8 @@ def calling(said: str, *calls: tuple[str, str, Status]) -> Turn:
     return Turn((Segment("sampled", text), *shows), made, seen, "call")
 
 
-def purified(*turns: Turn) -> Purified:
-    return Offline()(replace(read(ASK, answer("4")), turns=turns))
+def purified(*turns: Turn) -> RepairResult:
+    return Repairer()(replace(read(ASK, answer("4")), turns=turns))
 
 
 SHOWS = works("print(29 / 4)", "7.25", "And now")
@@ -88,7 +88,7 @@ def test_a_user_asks_for_an_exception_without_its_module() -> None:
     failure = fails(FAILED, "LinAlgError", 2, "We take the root of it.")
     raw = read(ASK, failure, SQRT, answer("4"), user("What was that LinAlgError?"), answer("No."))
     typed = replace(raw.turns[0].observations[0], error_type="numpy.linalg.LinAlgError")
-    result = Offline()(replace(raw, turns=(replace(raw.turns[0], observations=(typed,)), *raw.turns[1:])))
+    result = Repairer()(replace(raw, turns=(replace(raw.turns[0], observations=(typed,)), *raw.turns[1:])))
     assert details(result) == ["exception: LinAlgError"]
 
 
@@ -160,7 +160,7 @@ def test_no_line_is_cut_with_a_comment_that_ends_in_a_carriage_return() -> None:
 
 def test_no_comment_is_cut_of_a_fix_with_ids_of_several_calls_or_that_cannot_be_read() -> None:
     raw = read(ASK, FAIL, works(COMMENTED, "4.0", "Now we take its root."))
-    assert reasons(Offline()(replace(raw, turns=(raw.turns[0], with_ids(raw.turns[1], None))))) == [("words", "fix")]
+    assert reasons(Repairer()(replace(raw, turns=(raw.turns[0], with_ids(raw.turns[1], None))))) == [("words", "fix")]
     failure = calling("We see.", (FAILED, "AttributeError", "error"), ("print(1)", "1", "ok"))
     fix = calling("We see.", (COMMENTED, "4.0", "ok"), ("print(1)", "1", "ok"))
     assert reasons(purified(failure, fix)) == [("words", "fix")]
@@ -182,7 +182,7 @@ def test_what_a_failure_that_stays_or_words_with_ids_say_is_not_cut() -> None:
     assert reasons(purify(ASK, FAIL, fix, stays, answer("It is 4."))) == [("words", "repeated"), ("answered", "")]
     failed = replace(HALVED[0], text="After fixing the error we see it. Now we take half.")
     raw = read(ASK, FAIL, SQRT, failed, HALVED[1])
-    result = Offline()(replace(raw, turns=(*raw.turns[:2], with_ids(raw.turns[2], 1), raw.turns[3])))
+    result = Repairer()(replace(raw, turns=(*raw.turns[:2], with_ids(raw.turns[2], 1), raw.turns[3])))
     assert ([one.failure for one in result.splices], reasons(result)) == ([2], [("words", "error")])
 
 

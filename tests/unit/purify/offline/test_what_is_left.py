@@ -9,8 +9,8 @@ import pytest
 
 from foreign import FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
-from retcon.purify.kept import Edit, edited
-from retcon.purify.offline import REASONS, Offline, Purified
+from retcon.purify.kept import Edit, apply_edits
+from retcon.purify.offline import REASONS, Repairer, RepairResult
 from retcon.purify.words import names_of, rewritten
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
@@ -18,13 +18,13 @@ from retcon.transcripts.purifier import purify_transcript
 from unit.purify.offline.test_kept import ASK, COMMENTED, FAIL, FAILED, FIXED, OTHER, purify, reasons
 
 
-def with_tail(text: str, *steps: Step) -> Purified:
+def with_tail(text: str, *steps: Step) -> RepairResult:
     """Of steps whose last but one is the fix, which says `text` after its call, before it has seen the output."""
     (raw,) = MINT.read(FORMATS["mint"](steps), "t").trajectories
     fix = raw.turns[-2]
     first, *others = fix.segments
     fix = replace(fix, segments=(replace(first, text=first.text + text), *others))
-    return Offline()(replace(raw, turns=(*raw.turns[:-2], fix, raw.turns[-1])))
+    return Repairer()(replace(raw, turns=(*raw.turns[:-2], fix, raw.turns[-1])))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_log_probs_between_two_repairs_are_unknown_too() -> None:
     known: dict[str, Any] = {"ids": (1,), "logprobs": (-0.5,), "versions": (3,)}
     scored = [replace(s, **known) if s.kind == "sampled" else s for s in raw.turns[2].segments]
     between = replace(raw.turns[2], segments=tuple(scored))
-    result = Offline()(replace(raw, turns=(*raw.turns[:2], between, *raw.turns[3:])))
+    result = Repairer()(replace(raw, turns=(*raw.turns[:2], between, *raw.turns[3:])))
     assert [splice.failure for splice in result.splices] == [0, 3]
     left = [(s.logprobs, s.versions) for s in result.trajectory.turns[1].generated]
     assert left == [(None, None)] * len(between.generated)
@@ -203,7 +203,7 @@ def test_a_failure_that_was_judged_before_stays_judged_where_it_is_asked_what_is
     steps = [ASK, FAIL, FAIL, SQRT, answer("It is 4."), user("And f?"), fails("f(2)"), answer("No.")]
     (raw,) = MINT.read(FORMATS["mint"]([*steps, user("And half of it?"), *HALVED]), "t").trajectories
     judged = replace(raw.turns[0], repair=RepairRecord("unrepaired", 0))
-    result = Offline()(replace(raw, turns=(judged, *raw.turns[1:])))
+    result = Repairer()(replace(raw, turns=(judged, *raw.turns[1:])))
     assert ([splice.failure for splice in result.splices], reasons(result)) == ([1, 6], [("answered", "")])
 
 
@@ -218,7 +218,7 @@ def test_nothing_is_cut_of_a_fix_with_ids() -> None:
     deep = [ASK, FAIL, works(OTHER, "4", "Sorry, an error. Now we list all squares below 81.")]
     (raw,) = MINT.read(FORMATS["mint"](deep), "t").trajectories
     of_ids = [replace(s, ids=(1,)) if s.kind == "sampled" else s for s in raw.turns[1].segments]
-    result = Offline()(replace(raw, turns=(raw.turns[0], replace(raw.turns[1], segments=tuple(of_ids)))))
+    result = Repairer()(replace(raw, turns=(raw.turns[0], replace(raw.turns[1], segments=tuple(of_ids)))))
     assert reasons(result) == [("words", "apology")]
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_cut_of_a_later_failure_without_all_its_results_nor_of_a_prog
     ):
         calls = tuple(ToolCall(str(n), "python", {"code": code}, len(said)) for n, code in enumerate(codes))
         later = Turn((Segment("sampled", said + "".join(codes)),), calls, seen, "call")
-        assert reasons(Offline()(replace(raw, turns=(*raw.turns, later)))) == left
+        assert reasons(Repairer()(replace(raw, turns=(*raw.turns, later)))) == left
 
 
 def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to_the_model() -> None:
@@ -249,12 +249,12 @@ def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to
         "call",
     )
     cut = tuple((words.index(one), words.index(one) + len(one)) for one in ("Second. ", "Third. "))
-    made = edited(turn, Edit(0, cut), Edit(0, (), ("a = 1  # fixed", "a = 1")))
+    made = apply_edits(turn, Edit(0, cut), Edit(0, (), ("a = 1  # fixed", "a = 1")))
     assert [s.text for s in made.segments] == ["First. ", "a = 1  # fixed", "Fourth. a = 1"]
     assert (made.calls[0].char, made.calls[0].code) == (len("First. Fourth. "), "a = 1")
-    only = edited(turn, None, Edit(0, (), ("a = 1  # fixed", "a = 1")))
+    only = apply_edits(turn, None, Edit(0, (), ("a = 1  # fixed", "a = 1")))
     assert (only.text, only.calls[0].char) == (words + "a = 1", len(words))
-    whole = edited(turn, Edit(0, ((0, len(words)),)), None)
+    whole = apply_edits(turn, Edit(0, ((0, len(words)),)), None)
     assert [s.text for s in whole.segments] == ["a = 1  # fixed", "a = 1  # fixed"]
     assert whole.calls[0].char == 0
 
@@ -284,7 +284,7 @@ def test_comments_of_a_shell_s_program_are_not_cut() -> None:
         record: Any = FORMATS[name](steps)
         found = Detector().format_of(record)
         assert found is not None
-        (result,) = map(Offline(state="ignore"), found.read(record, "t").trajectories)
+        (result,) = map(Repairer(state="ignore"), found.read(record, "t").trajectories)
         assert reasons(result) == left
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.purifier import purify_transcript
 from unit.transcripts.test_detect import lines, run
@@ -125,7 +125,7 @@ def test_rows_of_role_ai_and_text() -> None:
     ]
     (speakers,) = reading.speakers
     assert list(speakers.before) == [("system", "You are."), ("user", "Look.")]
-    clean, count = purify_transcript({"trajectory": items}, offline=Offline(state="ignore"))
+    clean, count = purify_transcript({"trajectory": items}, offline=Repairer(state="ignore"))
     assert count.shallow == 1
     assert clean["trajectory"] == [*items[:2], *items[4:]]
 

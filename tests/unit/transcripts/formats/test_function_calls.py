@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from retcon.transcripts.purifier import purify_transcript
-from retcon.transcripts.registry import named
+from retcon.transcripts.registry import find_formats
 
 FAILED = "squares = [n * n for n in range(10)]\nprint(sqrt(sum(squares)))"
 WORKS = "from math import sqrt\nsquares = [n * n for n in range(10)]\nprint(sqrt(sum(squares)))"
@@ -30,7 +30,7 @@ def transcript(*steps: tuple[Any, Any], thoughts: tuple[str, ...] = ()) -> dict[
 
 def read(record: dict[str, Any]) -> list[list[tuple[str, str, str]]]:
     """Of each turn with calls its programs, and the text and status of what they gave."""
-    (sharegpt,) = named("sharegpt")
+    (sharegpt,) = find_formats("sharegpt")
     turns = sharegpt.read(record, "t").trajectories[0].turns
     both = [zip(turn.calls, turn.observations, strict=True) for turn in turns if turn.calls]
     return [[(call.code, seen.text, seen.status) for call, seen in pairs] for pairs in both]

@@ -15,12 +15,12 @@ from foreign import FORMATS, REPAIRED, answer, fails, user, works
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.report.purification import remarks
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
 from retcon.transcripts.detector import BYTES
-from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 from retcon.transcripts.purifier import Count
 
 CLEAN = (user("?"), works("f()"), answer("1"))
@@ -47,8 +47,8 @@ def run(folder: Path, data: bytes, name: str = "in.jsonl", **options: Any) -> tu
     """What is written, counted and told of one file."""
     source, out = folder / name, folder / f"out-{name}"
     source.write_bytes(data)
-    wanted = Assignment([source], out, False, [name], Offline(), audit=folder / "audit.jsonl", **options)
-    purification = Purification(wanted)
+    wanted = Assignment([source], out, False, [name], Repairer(), audit=folder / "audit.jsonl", **options)
+    purification = FileJob(wanted)
     (count,) = purification(lambda *_: None, lambda: False)
     return out.read_bytes(), count, purification.bad
 
@@ -81,7 +81,7 @@ def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, na
 def test_two_lines_of_which_the_last_is_broken_are_refused_where_they_are_no_session(
     tmp_path: Path, first: dict[str, Any], message: str, end: bytes
 ) -> None:
-    with pytest.raises(Stopped, match=message):
+    with pytest.raises(JobStopped, match=message):
         run(tmp_path, as_lines([first]) + TORN + end)
 
 
@@ -96,7 +96,7 @@ def test_no_other_line_of_a_session_may_be_broken(tmp_path: Path, skip_bad: bool
 
 
 def test_a_record_that_breaks_off_is_refused_where_each_is_a_transcript(tmp_path: Path) -> None:
-    with pytest.raises(Stopped, match=r"in\.jsonl, line 2: not JSON"):
+    with pytest.raises(JobStopped, match=r"in\.jsonl, line 2: not JSON"):
         run(tmp_path, as_lines([FORMATS["messages"](REPAIRED)]) + TORN)
 
 
@@ -223,11 +223,11 @@ def test_a_run_that_was_interrupted_goes_on_with_the_next_session(tmp_path: Path
     (whole := tmp_path / "whole").mkdir()
     expected, count, told = run(whole, data)
     (source := tmp_path / "in.jsonl").write_bytes(data)
-    wanted = Assignment([source], tmp_path / "out.jsonl", False, ["in.jsonl"], Offline(), audit=tmp_path / "a.jsonl")
+    wanted = Assignment([source], tmp_path / "out.jsonl", False, ["in.jsonl"], Repairer(), audit=tmp_path / "a.jsonl")
     asked = iter([False, True])
-    with pytest.raises(Stopped, match="interrupted"):
-        Purification(wanted)(lambda *_: None, lambda: next(asked))
-    (again,) = (going := Purification(wanted, resume=True))(lambda *_: None, lambda: False)
+    with pytest.raises(JobStopped, match="interrupted"):
+        FileJob(wanted)(lambda *_: None, lambda: next(asked))
+    (again,) = (going := FileJob(wanted, resume=True))(lambda *_: None, lambda: False)
     assert (tmp_path / "out.jsonl").read_bytes() == expected
     assert (again.transcripts, again.shallow, again.bad) == (count.transcripts, count.shallow, count.bad) == (3, 3, 1)
     assert going.bad == [told[0].replace(str(whole), str(tmp_path))]

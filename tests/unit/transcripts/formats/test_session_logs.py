@@ -13,12 +13,12 @@ from foreign import FORMATS, NAMES, REPAIRED, answer, fails, messages, user, wor
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.store.jsonl import read
 from retcon.train.datasets.demonstrations import read_samples
-from retcon.transcripts.purification import Assignment, Purification, Stopped
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 from retcon.transcripts.purifier import Count
-from retcon.transcripts.registry import named
+from retcon.transcripts.registry import find_formats
 
 CLEAN = (user("?"), works("f()"), answer("1"))
 Lines = list[dict[str, Any]]
@@ -40,9 +40,9 @@ def run(folder: Path, files: dict[str, bytes], out: str = "out/", **options: Any
         path.write_bytes(data)
     into = out.endswith("/")
     assignment = Assignment(
-        paths, folder / out, into, [*files], Offline(), audit=folder / "audit.jsonl", **options
+        paths, folder / out, into, [*files], Repairer(), audit=folder / "audit.jsonl", **options
     )  # fmt: skip
-    counts = Purification(assignment)(lambda *_: None, lambda: False)
+    counts = FileJob(assignment)(lambda *_: None, lambda: False)
     written = folder / out
     return ((written / next(iter(files))) if into else written).read_bytes(), counts
 
@@ -86,7 +86,7 @@ def test_a_line_with_a_text_of_its_own_does_not_make_the_others_less_than_a_sess
 
 def test_a_file_with_a_transcript_in_a_line_is_none(tmp_path: Path) -> None:
     lines = [messages(CLEAN), *session("claude_code")]
-    with pytest.raises(Stopped, match="line 2: no transcript of any known format"):
+    with pytest.raises(JobStopped, match="line 2: no transcript of any known format"):
         run(tmp_path, {"in.jsonl": as_lines(lines)})
 
 
@@ -258,7 +258,7 @@ def test_a_call_beside_one_that_failed_is_no_fix_though_its_line_stands_after_th
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(lines)})
     assert (count.calls, count.failed, count.shallow, count.deep) == (2, 1, 0, 0)
     assert out == as_lines(lines)
-    (claude_code,) = named("claude-code")
+    (claude_code,) = find_formats("claude-code")
     turn = claude_code.read(lines, "s").trajectories[0].turns[0]
     assert [(call.id, seen.status) for call, seen in zip(turn.calls, turn.observations, strict=True)] == [
         ("t1", "error"), ("t2", "ok"),

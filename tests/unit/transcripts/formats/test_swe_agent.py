@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.purify.offline import Offline
+from retcon.purify.offline import Repairer
 from retcon.transcripts.purifier import purify_transcript
 
 ERROR = "Traceback (most recent call last):\n  File \"<x>\", line 1, in <module>\nNameError: name 'pi' is not defined"
@@ -37,7 +37,7 @@ def test_after_a_shallow_repair_the_thinking_is_that_of_the_words(thinking: tupl
         (said(own, WORKS, "The previous run failed: the import is missing."), "3.14"),
         (said("Done.", "submit", "All is well."), ""),
     )
-    clean, count = purify_transcript(record, offline=Offline(state="ignore"))
+    clean, count = purify_transcript(record, offline=Repairer(state="ignore"))
     assert count.shallow == 1
     assert clean["history"][1] == said("I run it.", WORKS, *thinking)
     assert clean["history"][3:] == record["history"][5:]
