@@ -137,7 +137,7 @@ def test_observations_name_calls_as_the_model_did() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (("m.role + '\\n' + m.content", "m.role + '\\n' + m.content | upper"), "changes the text of a message of the role"),
+        (("m.role + '\\n' + m.content", "m.role + '\\n' + m.content | upper"), "changes the text of a message"),
         (("m.role + '\\n' + m.content", "m.role + m.content + m.content"), "leaves out, repeats or moves a message"),
         (("{{ '<|im_start|>assistant\\n' + m.content }}", "{{ '<|im_start|>assistant\\n' }}"),
          "leaves out what the assistant says"),
