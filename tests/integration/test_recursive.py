@@ -24,6 +24,7 @@ from retcon.rollout.subcalls import SubcallBudget, TreePlace
 from retcon.sandbox.pool import SandboxPool
 from retcon.tasks.types import Task
 from retcon.tools.kinds.rlm import Rlm
+from retcon.train.objective.tree import node_fates
 
 TASK = Task("q", "Which word?", "plum", meta={"context": "a long text with a plum in it"})
 UNLIMITED = SubcallLimits()
@@ -36,13 +37,19 @@ def play(
     limits: SubcallLimits = UNLIMITED,
     repair: Saar | None = None,
     nested: str = "",
+    refuse: bool = False,
 ) -> tuple[Trajectory, list[Trajectory], SubcallBudget]:
-    """Play a root's programs; `nested` is that of a child with a session, `child` answers for the model alone."""
+    """Play a root's programs; `nested` is that of a child with a session, `child` answers for the model alone.
+
+    refuse: the second turn of a child with a session.
+    """
 
     def reply(request: str, text: str, n: int) -> str:
         if request == "q":
             return call(programs[n]) if n < len(programs) else "I give up."
         if nested and "Do what `context` asks for." in text:
+            if refuse and n:
+                raise EngineError("too long for me")
             return call(nested)
         return child(text.removesuffix("<|im_end|>\n<|im_start|>assistant\n"))
 
@@ -95,7 +102,21 @@ def test_a_batch_is_answered_in_order_and_a_failed_call_is_a_text():
 
     made, children, _ = play("print(llm_query_batched(['one.', 'two!', '.six']))", child=child)
     assert seen(made) == ["['one.', 'Error: this prompt is refused', '.six']"]
-    assert len(children) == 2
+    (refused,) = [child for child in children if child.stop == "infrastructure"]
+    assert (len(children), refused.reason, refused.turns) == (3, "this prompt is refused", ())
+    assert "two!" in refused.text
+    assert refused.parent.call == made.turns[0].calls[0].id
+    assert {n.id: fate for n, fate in node_fates(made, load_recipe("mini/rlm").rl)}[refused.id] == "infrastructure"
+
+
+def test_a_child_that_is_refused_in_its_second_turn_keeps_its_first_and_its_children():
+    def child(prompt: str) -> str:
+        return "plum"
+
+    made, children, _ = play("print(rlm_query('find a fig'))", child=child, nested="print(llm_query('a'))", refuse=True)
+    assert seen(made) == ["Error: too long for me"]
+    below, above = children
+    assert (above.stop, len(above.turns), above.children) == ("infrastructure", 1, (below,))
 
 
 def test_a_recursive_call_has_a_session_of_its_own_and_the_prompt_as_context():

@@ -77,6 +77,13 @@ def times_that_30_demonstrations_are_gone_through(recipe: Recipe, lab: Lab) -> i
     return round(sum(line["tokens"] for line in lab.supervised(recipe)[1]) / whole[1][0]["tokens"])
 
 
+@acts("sft.aggregate", ("token", True), ("sequence", False))
+def all_tokens_of_a_batch_weigh_alike(recipe: Recipe, lab: Lab) -> bool:
+    """Whether the first loss is that of `token`."""
+    plain = recipe.model_copy(update={"sft": recipe.sft.model_copy(update={"aggregate": "token"})})
+    return lab.supervised(recipe)[1][0]["loss"] == lab.supervised(plain)[1][0]["loss"]
+
+
 @acts("sft.lr", (1e-3, 1e-3), (1e-2, 1e-2))
 def largest_change_of_a_weight_in_a_supervised_step(recipe: Recipe, lab: Lab) -> float:
     """AdamW's first step moves every weight that has a gradient by the learning rate."""

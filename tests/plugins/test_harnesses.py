@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from langgraph.errors import GraphRecursionError
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
 from retcon.chat.tokenizer import ByteTokenizer
-from retcon.core.types import Trajectory, ids_of
+from retcon.core.types import Parent, Trajectory, ids_of
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.group import rollout_group
 from retcon.serve.harness import ModelEndpoint
@@ -228,3 +228,68 @@ def test_a_recipes_harness_may_be_any_of_them(solve: Any, style: str, replies: l
     for t in made:
         assert any(seen == tuple(ids_of(t.segments))[: len(seen)] for _, seen in engine.seen)
     assert {t.raw_failures for t in made} == {int(solve is by_sdk)}  # LangChain says nothing of its own here
+
+
+def by_managed_agents(task: Task, endpoint: ModelEndpoint) -> str:
+    """A manager of smolagents with an agent that it manages, which has the URL of an agent."""
+    asked = [
+        OpenAIServerModel(f"{one.name}:chat", api_base=one.url, api_key=one.key)
+        for one in (endpoint, endpoint.agent("finder"))
+    ]
+    try:
+        finder = CodeAgent([look_up], asked[1], max_steps=3, verbosity_level=0, name="finder", description="Finds.")
+        manager = CodeAgent([], asked[0], managed_agents=[finder], max_steps=4, verbosity_level=0)
+        return f"\\boxed{{{manager.run(task.question)}}}"
+    finally:
+        for model in asked:
+            model.client.close()
+
+
+def managed_replies(request: str, text: str, n: int) -> str:
+    if "Find Ada" in text and "You're a helpful agent named 'finder'" in text:
+        return "<code>\nprint(look_up('Ada'))\n</code>" if n == 0 else '<code>\nfinal_answer("Ada it is")\n</code>'
+    return "<code>\nx = finder('Find Ada')\nprint(x)\n</code>" if n == 0 else '<code>\nfinal_answer("Ada")\n</code>'
+
+
+async def by_hand_off(task: Task, endpoint: ModelEndpoint) -> str:
+    """The Agents SDK hands a conversation over to an agent with the URL of an agent."""
+    async with AsyncExitStack() as clients:
+        found = []
+        for one in (endpoint, endpoint.agent("finder")):
+            client = await clients.enter_async_context(openai.AsyncOpenAI(base_url=one.url, api_key=one.key))
+            found.append(OpenAIChatCompletionsModel(one.name, client))
+        finder = Agent("finder", instructions="Find it.", tools=[find], model=found[1])
+        triage = Agent("triage", instructions="Hand over.", handoffs=[finder], model=found[0])
+        return f"\\boxed{{{(await Runner.run(triage, task.question)).final_output}}}"
+
+
+def handed_replies(request: str, text: str, n: int) -> str:
+    if "Hand over." in text:
+        return '<tool_call>\n{"name": "transfer_to_finder", "arguments": {}}\n</tool_call>'
+    return written("Ada", "find") if n == 0 else "Ada"
+
+
+@pytest.mark.parametrize(
+    ("solve", "style", "replies", "turns"),
+    [(by_managed_agents, "markdown", managed_replies, (2, 2)), (by_hand_off, "qwen", handed_replies, (1, 2))],
+)
+def test_an_agents_conversation_is_a_child_of_the_turn_that_called_it(
+    solve: Any, style: str, replies: Any, turns: tuple[int, int]
+) -> None:
+    engine = ScriptedEngine(ByteTokenizer(), replies)
+
+    async def main() -> list[Trajectory]:
+        async with open_harness(solve, 120.0) as harness:
+            context = replace(context_of(engine, style=style, limits=ROOMY), harness=harness)
+            return await rollout_group(
+                Task("w/1", "Who?", "Ada"), context, count=3, seed=0, step=1, grade=lambda task, made: made
+            )
+
+    for n, made in enumerate(asyncio.run(main())):
+        assert (made.id, made.returned, made.stop) == (f"w/1/1/{n}", "\\boxed{Ada}", "answer")
+        (child,) = made.children
+        assert (len(made.turns), len(child.turns), child.stop) == (*turns, "answer")
+        call = made.turns[0].calls[0].id if made.turns[0].calls else ""
+        assert child.parent == Parent(made.id, 0, call, "subagent")
+        for node in made.tree:
+            assert any(seen == tuple(ids_of(node.segments))[: len(seen)] for _, seen in engine.seen)

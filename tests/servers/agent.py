@@ -76,12 +76,19 @@ class Asking:
         return answer.json()
 
     async def post(
-        self, messages: Sequence[Message], *, session: str | None = None, task: str | None = None, **more: object
+        self,
+        messages: Sequence[Message],
+        *,
+        session: str | None = None,
+        task: str | None = None,
+        agent: str = "",
+        **more: object,
     ) -> httpx.Response:
         named = {"X-Retcon-Session": session, "X-Retcon-Task": task}
         headers = {name: value for name, value in named.items() if value is not None}
         body = {"model": MODEL, "messages": list(messages), **more}
-        return await self.http.post("/v1/chat/completions", json=body, headers=headers)
+        door = f"/agents/{agent}" if agent else ""
+        return await self.http.post(f"{door}/v1/chat/completions", json=body, headers=headers)
 
     def trajectories(self, session: str) -> list[Trajectory]:
         return self.agent.sessions.get(session).trajectories(self.agent.provenance)

@@ -68,6 +68,8 @@ class SFTSection(Section):
     max_turns: Positive = Field(5, description="generations of a demonstration")
     steps: Positive = 300
     batch: Positive = 32
+    aggregate: Literal["token", "sequence"] = Field("token", description="what the loss is averaged over: all tokens "
+        "of a batch, or each sequence's, then sequences, as for short answers beside long programs")  # fmt: skip
     lr: Rate = 4e-3
     schedule: Schedule = Field("cosine", description="of the learning rate after its warm-up: constant | linear | "
                                "cosine; the last two fall to 0")  # fmt: skip

@@ -23,7 +23,7 @@ TurnStop = Literal["call", "answer", "length"]
 Stop = Literal["answer", "turns", "length", "infrastructure"]
 Decision = Literal["shallow", "deep", "resampled", "described", "unrepaired", "answered"]
 Measure = Literal["entropy", "surprisal"]
-Relation = Literal["subcall", "subagent", "compaction", "fork"]
+Relation = Literal["subcall", "subagent", "compaction", "fork", "beside"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 TRAINED: frozenset[Kind] = frozenset({"sampled", "spliced"})
@@ -234,8 +234,10 @@ class Branch(Record, frozen=True, omit_defaults=True):
 class Parent(Record, frozen=True, omit_defaults=True):
     """The turn and call of another trajectory that created this one.
 
-    trajectory: its id. turn: index of the turn. call: id of the call whose program requested this trajectory; a call
-    that the parent's turns lack belonged to an abandoned attempt.
+    trajectory: its id. turn: index of the turn, -1 if unknown. call: id of the call whose program requested this
+    trajectory; a call that the parent's turns lack belonged to an abandoned attempt; empty if none or several may have
+    requested it. relation: subcall, of a program; subagent, of an agent with a URL of its own; fork, continues from
+    there in another way; beside, in the same rollout, its place unknown.
     """
 
     trajectory: str

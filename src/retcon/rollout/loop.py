@@ -12,7 +12,7 @@ from functools import partial
 from statistics import fmean
 
 from retcon.chat.chat import Chat
-from retcon.core.errors import CheckpointRefused, InfrastructureFault
+from retcon.core.errors import CheckpointRefused, EngineError, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import (
     Observation,
@@ -229,7 +229,8 @@ async def run_rollout(
 
     A failed turn whose state a tool cannot keep (`CheckpointRefused`) is not repaired. The trajectory ends with stop
     `infrastructure`, and its turns so far, if a tool fails on its own account, its state is unavailable, or the engine
-    cannot be reached (ConnectionError, TimeoutError). Raises EngineError if the engine refuses a request.
+    cannot be reached (ConnectionError, TimeoutError). Raises EngineError if the engine refuses a request; a child ends
+    with stop `infrastructure` then, and the error as its reason.
 
     Args:
         id: of the trajectory, and of its requests at the engine.
@@ -249,6 +250,7 @@ async def run_rollout(
     turns: list[Turn] = [] if after is None else list(after.turns)
     history = list(ids_of((*prompt, *(s for turn in turns for s in turn.segments))))
     stop: Stop | None = "length" if len(history) >= limits.max_tokens else None
+    refusal: str | None = None
     try:
         async with open_tools(context.tools, id, task=task.id, model=model) as opened:
             while stop is None:
@@ -279,10 +281,14 @@ async def run_rollout(
     except InfrastructureFault as fault:
         context.faults.add(id, str(fault))
         stop = "infrastructure"
+    except EngineError as error:
+        if place.parent is None:
+            raise
+        stop, refusal = "infrastructure", str(error)
     finally:
         await engine.release(id)
     return Trajectory(
-        id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance,
+        id, task.id, prompt, tuple(turns), stop=stop, provenance=provenance, reason=refusal,
         returned=_submitted(turns[-1]) if turns else None, parent=place.parent, children=model.children,
         refused=0 if place.depth else place.budget.refused,
     )  # fmt: skip

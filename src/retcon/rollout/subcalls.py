@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from retcon.core.concurrency import gather_or_cancel
-from retcon.core.errors import EngineError
 from retcon.core.seeds import derive
 from retcon.core.types import NO_PROVENANCE, Parent, Provenance, Trajectory
 from retcon.rollout.context import RolloutContext, SubcallLimits
@@ -124,17 +123,14 @@ class RolloutModel:
         if (refusal := place.budget.refusal()) is not None:
             return refusal
         id = f"{self.id}/{call}/{name:016x}"
-        try:
-            child = await self.run(
-                replace(task, id=id),
-                settings,
-                id=id,
-                seed=name,
-                provenance=self.provenance,
-                place=replace(place, parent=Parent(self.id, self.turn, call), depth=place.depth + 1),
-            )
-        except EngineError as error:
-            return f"Error: {error}"
+        child = await self.run(
+            replace(task, id=id),
+            settings,
+            id=id,
+            seed=name,
+            provenance=self.provenance,
+            place=replace(place, parent=Parent(self.id, self.turn, call), depth=place.depth + 1),
+        )
         place.budget.add(child)
         text = answer_text(child, settings)
         if child.stop == "answer":
@@ -149,7 +145,7 @@ def answer_text(child: Trajectory, settings: RolloutContext) -> str:
     if isinstance(child.returned, str):
         return child.returned
     if child.stop == "infrastructure":
-        return "Error: the model cannot be reached"
+        return f"Error: {child.reason or 'the model cannot be reached'}"
     if not child.turns:
         return "Error: the prompt leaves the model no room for an answer: make it shorter"
     chat, turn = settings.chat, child.turns[-1]

@@ -155,11 +155,22 @@ class Agent:
         """Raises RequestRefused; a caller that is gone cancels it, which frees what the engine keeps for it."""
         await self.end_idle()
         context, names = self._for(asked)
-        place = self.sessions.find(session, task, conversation_scope(asked), asked.messages)
+        place = self.sessions.find(session, task, conversation_scope(asked), asked.messages, asked.agent)
+        with place.session.asked_by(asked.agent) as above:
+            return await self._answered(asked, place, context, names, above)
+
+    async def _answered(
+        self,
+        asked: ChatRequest,
+        place: Place,
+        context: RolloutContext,
+        names: Mapping[str, str] | None,
+        above: Node | None,
+    ) -> Reply:
         async with self._running(place) as (id, number):
             with reraise_as_refusal():
                 reply = await self._exchanged(asked, place, context, names, id, number)
-            node = place.session.add(place, reply.exchange, id)
+            node = place.session.add(place, reply.exchange, id, above)
             try:
                 self.keep(place.session, node)
             except RequestRefused:  # the client learns nothing of the answer, and asks again
@@ -329,7 +340,8 @@ async def _refuse_too_long(turns: int, history: Trajectory, generation: Generati
 def conversation_scope(asked: ChatRequest) -> list[str]:
     """What a conversation is another one for, besides its messages."""
     plain = "plain" if asked.plain and not asked.tools else ""
-    return [plain, *(json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)]
+    tools = (json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)
+    return [*filter(None, [asked.agent]), plain, *tools]
 
 
 def _alone(turn: Turn, *, calls: bool) -> Turn:

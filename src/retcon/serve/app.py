@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -223,6 +224,7 @@ class Endpoint:
         session = "/v1/sessions/{session}"
         return [
             _route("POST", "/v1/chat/completions", self.chat),
+            _route("POST", "/agents/{agent:path}/v1/chat/completions", self.chat),
             _route("GET", "/v1/models", self.models),
             _route("GET", "/v1/models/{model:path}", self.model),
             _route("GET", "/health", self.health),
@@ -236,6 +238,7 @@ class Endpoint:
 
     async def chat(self, request: Request) -> Response:
         asked = read_request(await read_body(request, self._settings.max_body), self._settings.name)
+        asked = replace(asked, agent=request.path_params.get("agent", ""))
         id = f"chatcmpl-{secrets.token_hex(12)}"
         names = request.headers.get(SESSION), _as_sent(request.headers.get(TASK))
         await self._gate.enter()

@@ -10,9 +10,10 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import SupportsFloat
+from urllib.parse import quote
 
 from retcon.core.errors import RecipeError
 from retcon.core.registry import import_object
@@ -30,6 +31,11 @@ class ModelEndpoint:
     url: str
     name: str
     key: str = "none"
+
+    def agent(self, name: str) -> ModelEndpoint:
+        """Return the endpoint of an agent: what is said there are children of the turn in which they began."""
+        base = self.url.removesuffix("/v1")
+        return replace(self, url=f"{base}{'/' if '/agents/' in base else '/agents/'}{quote(name, safe='')}/v1")
 
 
 HarnessReturn = str | SupportsFloat | None

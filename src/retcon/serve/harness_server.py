@@ -16,17 +16,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.types import Provenance, Stop, Trajectory
+from retcon.core.types import Parent, Provenance, Stop, Trajectory
 from retcon.http.endpoints import RequestRefused, error_response
 from retcon.http.server import allow_many_connections, listen, run_in_loop
 from retcon.rollout.context import HarnessResult, RolloutContext
+from retcon.rollout.subcalls import SubcallBudget
 from retcon.serve import app
 from retcon.serve.agent import TOO_LONG, Agent, Reply, conversation_scope
 from retcon.serve.errors import ServeSettings, invalid_request, openai_error_body
 from retcon.serve.harness import HarnessFunction, ModelEndpoint, run_harness
 from retcon.serve.recording import Record
 from retcon.serve.requests import ChatRequest
-from retcon.serve.sessions import SESSION, conversation_key, is_task_name, join_exchanges
+from retcon.serve.sessions import (
+    NOWHERE,
+    SESSION,
+    build_trajectories,
+    conversation_key,
+    is_task_name,
+    nest,
+)
 from retcon.tasks.types import Task
 
 MODEL = "model"
@@ -41,9 +49,10 @@ class RolloutAgent(Agent):
     """Answers one rollout's requests as the rollouts of its context are sampled: whatever temperature, cut-off or seed
     a request asks for. session: the one that is learnt from.
 
-    over: the limit by which the last request of that session was refused, None where it was answered. beyond: the same
-    of the last request of all. refused: what the last refusal said. asked: whether that session was asked at all.
-    aside: another that was answered, by the name that the client gave it; empty where none was.
+    over: the limit by which the last request of that session's own URL was refused, None where it was answered. beyond:
+    the same of the last request of all. refused: what the last refusal said. asked: whether that session was asked at
+    all. aside: another that was answered, by the name that the client gave it; empty where none was. budget: of the
+    requests of agents with URLs of their own.
     """
 
     def __init__(self, context: RolloutContext, session: str, task: str, seed: int) -> None:
@@ -59,15 +68,21 @@ class RolloutAgent(Agent):
         self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
         self._turns = self._held = 0  # that were answered; that requests which are being may take
         self._settled = asyncio.Event()  # set for a moment when one of these is over
-        self._last: Reply | None = None
+        self._last: Reply | None = None  # at the session's own URL, at an agent's where there is none
+        self.budget = SubcallBudget(context.subcalls)
 
     async def answer(self, asked: ChatRequest, session: str | None, task: str | None) -> Reply:
         """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Whatever a
         request names, the task is the rollout's. Raises RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
+        top = own and not asked.agent
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
         self.asked = self.asked or own
         talk = name, conversation_key(conversation_scope(asked), asked.messages)
+        if own and asked.agent and (refusal := self.budget.refusal()) is not None:
+            self._refused_by("turns", top)
+            self.refused = refusal
+            raise invalid_request("messages", refusal, OUT_OF_TURNS)
         async with self._turns_for(asked, own) as turns:
             plain = replace(asked, temperature=None, top_p=None, top_k=None, min_p=None, seed=None, turns=turns)
             try:
@@ -75,17 +90,22 @@ class RolloutAgent(Agent):
             except RequestRefused as refused:
                 self.refused = refused.message
                 if refused.kind == TOO_LONG:
-                    self._refused_by("length", own)
+                    self._refused_by("length", top)
                 elif refused.status >= 500:
                     self._lost[talk] = refused.message
                 raise
-            self._refused_by(None, own)
+            self._refused_by(None, top)
             self._lost.pop(talk, None)
-            if own:
+            if not own:
+                self.aside = session or ""
+            elif asked.agent:
+                self.budget.input_tokens += reply.before
+                self.budget.output_tokens += reply.exchange.sampled_tokens
+                if not self._turns:
+                    self._last = reply
+            else:
                 self._turns += len(reply.exchange.turns)
                 self._last = reply
-            else:
-                self.aside = session or ""
         return reply
 
     @asynccontextmanager
@@ -93,8 +113,8 @@ class RolloutAgent(Agent):
         """How many turns a request may take: none that others of the rollout's, which are being answered, may need. It
         waits where these might leave none. Calls that run here take all that are left. Raises RequestRefused."""
         most = self._limits.max_turns
-        if not own:
-            yield max(1, most - self._turns)
+        if asked.agent or not own:
+            yield most if asked.agent else max(1, most - self._turns)
             return
         while self._turns < most <= self._turns + self._held:
             await self._settled.wait()
@@ -118,20 +138,28 @@ class RolloutAgent(Agent):
         none."""
         return next(iter(self._lost.values()), "")
 
-    def _refused_by(self, limit: Limit | None, own: bool) -> None:
+    def _refused_by(self, limit: Limit | None, top: bool) -> None:
         self.beyond = limit
-        if own:
+        if top:
             self.over = limit
 
     def made(self, id: str, provenance: Provenance) -> Trajectory | None:
-        """The conversation that was answered last, from its beginning; None where nothing was asked."""
+        """The conversation that was answered last, from its beginning; None where nothing was asked.
+
+        All others are its children: those that agents began in a turn, forks, and those whose place is not known.
+        """
         if self._last is None:
             return None
         exchange = self._last.exchange
-        leaf = next(node for node in self.sessions.get(self.session).nodes() if node.exchange is exchange)
-        prompt, turns = join_exchanges([node.exchange for node in leaf.path])
-        stop: Stop = self.over or exchange.stop
-        return Trajectory(id, self._task, prompt, turns, stop=stop, provenance=provenance)
+        leaves = sorted(self.sessions.get(self.session).nodes(), key=lambda node: node.number)
+        last = next(node for node in leaves if node.exchange is exchange)
+        ids = {node: f"{id}/{'/'.join(filter(None, (node.agent, str(node.number))))}" for node in leaves}
+        ordered = (last, *(node for node in leaves if node is not last))
+        made, *others = build_trajectories(ordered, provenance, task=self._task, name=(ids | {last: id}).__getitem__)
+        beside = Parent(id, NOWHERE, "", "beside")
+        below = (replace(t, task=t.id, parent=t.parent or beside, stop=_ended(t.stop)) for t in others)
+        (root,) = nest([replace(made, parent=None), *below])
+        return replace(root, stop=self.over or exchange.stop, refused=self.budget.refused)
 
     @property
     def answered(self) -> str | None:
@@ -140,10 +168,10 @@ class RolloutAgent(Agent):
             return None
         return self._last.exchange.shown.text or None
 
-    @property
-    def beside(self) -> int:
-        """Conversations of the rollout's own session that `made` leaves out."""
-        return 0 if self._last is None else sum(1 for _ in self.sessions.get(self.session).nodes()) - 1
+
+def _ended(stop: Stop) -> Stop:
+    """Of a conversation that its agent ended, with a call that answers (`final_answer`) or without one."""
+    return "answer" if stop == "turns" else stop
 
 
 LOG = logging.getLogger(__name__)
@@ -239,13 +267,13 @@ class ServedHarness:
             if clock.expired():  # also where the function has caught what should have ended it
                 lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
             made = agent.made(id, provenance)
-            beside = agent.beside
+        beside = sum(t.parent is not None and t.parent.relation == "beside" for t in (made.tree if made else ()))
         if beside and not self._told:
             self._told = True
             LOG.warning(
-                "rollout %s: beside the conversation that was answered last, which alone is learnt from, its harness "
-                "led %s; of other rollouts like it nothing is said (docs/training/harnesses.md)",
-                id, counted(beside, "other one"),
+                "rollout %s: its harness led %s of which it is not known in which turn they began: give each agent a "
+                "URL of its own, endpoint.agent(NAME) (docs/training/harnesses.md); of other rollouts nothing is said",
+                id, counted(beside, "conversation"),
             )  # fmt: skip
         lost = agent.lost or lost
         if made is None and not lost:

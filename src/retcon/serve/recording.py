@@ -21,6 +21,8 @@ FILE = "trajectories.jsonl"
 OPEN = "open"
 AFTER = "after"
 """Of a line in `open`: which exchange of the file, from 0, the line's own follows; None: it begins a conversation."""
+ABOVE = "above"
+"""Of the line of an agent's first exchange: `Node.above`, as `after` says it."""
 REWARDS = b'{"rewards":'
 
 
@@ -77,7 +79,8 @@ class Record:
         lines: list[bytes] = []
         for one in new:
             after = None if one.parent is None else kept.places.get(one.parent, places.get(one.parent))
-            lines.append(_line_of(one, session, provenance, after))
+            above = None if one.above is None else kept.places.get(one.above, places.get(one.above))
+            lines.append(_line_of(one, session, provenance, after, above))
             places[one] = len(kept.places) + len(places)
         rewards = {name: value for name, value in session.rewards.items() if kept.rewards.get(name) != value}
         if rewards:
@@ -137,13 +140,14 @@ def _append(file: Path, size: int, added: bytes) -> None:
             raise
 
 
-def _line_of(node: Node, session: AgentSession, provenance: Provenance, after: int | None) -> bytes:
+def _line_of(node: Node, session: AgentSession, provenance: Provenance, after: int | None, above: int | None) -> bytes:
     """An exchange, as a trajectory whose first turn is what it put after the turn before. Raises RecordError."""
     made = node.exchange
     turns = (Turn(made.given, observations=made.observations), *made.turns)
     id = f"{session.id}/{node.number}"
+    extra = {AFTER: after} if above is None else {AFTER: after, ABOVE: above}
     return jsonl.line_of(
-        Trajectory(id, session.task, (), turns, stop=made.stop, provenance=provenance, extra={AFTER: after})
+        Trajectory(id, session.task, (), turns, stop=made.stop, provenance=provenance, extra=extra)
     )  # fmt: skip
 
 
@@ -173,14 +177,21 @@ def _left_in(file: Path) -> list[Trajectory]:
 
 
 def _node(one: Trajectory, before: Sequence[Node], where: str) -> Node:
-    after = one.extra[AFTER]
-    if not one.turns or not (after is None or (isinstance(after, int) and 0 <= after < len(before))):
+    def named(key: str) -> Node | None:
+        number = one.extra.get(key)
+        if number is None:
+            return None
+        if not isinstance(number, int) or not 0 <= number < len(before):
+            raise RecordError(f"{where}: no exchange of a session")
+        return before[number]
+
+    if not one.turns:
         raise RecordError(f"{where}: no exchange of a session")
     first, *turns = one.turns
     exchange = Exchange(
         (), first.segments, first.observations, tuple(turns), ChatMessage("assistant", ""), "", one.stop
     )
-    node = Node(exchange, None if after is None else before[after], "", _parts(one.id)[1])
+    node = Node(exchange, named(AFTER), "", _parts(one.id)[1], above=named(ABOVE))
     if node.parent is not None:
         node.parent.children.append(node)
     return node

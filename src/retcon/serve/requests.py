@@ -127,7 +127,8 @@ class ChatRequest:
     """What a request asks for. plain: nothing is run here, and no call is looked for. tools: the client's own, which it
     runs itself; none: those of this server. max_tokens: of a message, None for as many as the server allows.
     temperature, top_p, …: None where the server decides. usage: whether a stream ends with a chunk of it. turns: that
-    calls which run here may come to, None where the server decides; no body says it."""
+    calls which run here may come to, None where the server decides; no body says it. agent: see `Node`; the URL says
+    it."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -143,6 +144,7 @@ class ChatRequest:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     turns: int | None = None
+    agent: str = ""
 
     @property
     def alone(self) -> bool:

@@ -6,17 +6,31 @@ import json
 import re
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+import msgspec
 
 from retcon.chat.chat import Chat
 from retcon.chat.jsons import read_arguments
 from retcon.core.errors import nearest
 from retcon.core.seeds import derive
 from retcon.core.texts import counted
-from retcon.core.types import Observation, Provenance, Segment, Stop, ToolCall, Trajectory, Turn, ids_of, token_count
+from retcon.core.types import (
+    Observation,
+    Parent,
+    Provenance,
+    Segment,
+    Stop,
+    ToolCall,
+    Trajectory,
+    Turn,
+    ids_of,
+    token_count,
+)
 from retcon.http.endpoints import RETRY_AFTER_SECONDS, RequestRefused
 from retcon.serve.errors import invalid_request
 from retcon.transcripts.verdicts import judge
@@ -132,13 +146,21 @@ class Exchange:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An exchange after another one. engine: the request's id that its keys and values are kept under. number: of the
-    trajectory that it is a turn of: its parent's, unless another exchange followed that first."""
+    """An exchange after another one.
+
+    Args:
+        engine: the request's id that its keys and values are kept under.
+        number: of the trajectory that it is a turn of: its parent's, unless another exchange followed that first.
+        agent: whose URL it was asked at: names joined by `/`, empty for the URL of the session itself.
+        above: of a conversation's first exchange, the one in whose turn an agent began it; None where not known.
+    """
 
     exchange: Exchange
     parent: Node | None
     engine: str
     number: int
+    agent: str = ""
+    above: Node | None = None
     children: list[Node] = field(default_factory=list)
 
     @property
@@ -176,22 +198,52 @@ def continue_turn(turn: Turn, observations: Sequence[Observation], given: Sequen
     return replace(turn, segments=(*turn.generated, *given), observations=tuple(observations))
 
 
-def leaf_trajectory(leaf: Node, *, id: str, task: str, reward: float | None, provenance: Provenance) -> Trajectory:
-    """The trajectory that ends with a node. What another one began with, and this one branches off from, stands in its
-    prompt: it is learnt there, and not again here."""
-    path = leaf.path
-    start = next(
-        (n + 1 for n in range(len(path) - 2, -1, -1) if path[n].children[0] is not path[n + 1]), 0
-    )  # of what is its own
-    prompt: tuple[Segment, ...] = ()
-    if start:
-        told, before = join_exchanges([node.exchange for node in path[:start]])
-        seen = (*told, *(s for turn in before for s in turn.segments), *path[start].exchange.given)
-        prompt = tuple(Segment("prompt", s.text, s.ids) for s in seen)
-    own_prompt, turns = join_exchanges([node.exchange for node in path[start:]])
-    return Trajectory(
-        id, task, prompt or own_prompt, turns, reward=reward, stop=leaf.exchange.stop, provenance=provenance
-    )  # fmt: skip
+NOWHERE = -1
+"""Turn of a `Parent` whose place in the rollout is not known."""
+
+
+def build_trajectories(
+    leaves: Iterable[Node], provenance: Provenance, *, task: str, name: Callable[[Node], str]
+) -> Iterator[Trajectory]:
+    """Give the trajectories that end with these nodes, each exchange in the first that has it.
+
+    One that goes on from an exchange of another has the history up to there in its prompt. `parent` says where an agent
+    began a conversation, and, as a fork, where one left another.
+
+    Args:
+        name: the id of a trajectory by its last node.
+    """
+    places: dict[Node, Parent] = {}  # of each exchange, its last turn
+    for leaf in leaves:
+        path, id = leaf.path, name(leaf)
+        start = next((n + 1 for n in range(len(path) - 1, -1, -1) if path[n] in places), 0)
+        parent = places[path[start - 1]] if start else None
+        if not start and path[0].above in places:
+            parent = msgspec.structs.replace(places[path[0].above], relation="subagent")
+        prompt, turns = join_exchanges([node.exchange for node in path[start:]])
+        if start:
+            told, before = join_exchanges([node.exchange for node in path[:start]])
+            seen = (*told, *(s for turn in before for s in turn.segments), *prompt)
+            prompt = tuple(Segment("prompt", s.text, s.ids) for s in seen)
+        made = 0
+        for node in path[start:]:
+            made += len(node.exchange.turns)
+            calls = node.exchange.turns[-1].calls
+            places[node] = Parent(id, made - 1, calls[0].id if len(calls) == 1 else "", "fork")
+        yield Trajectory(id, task, prompt, turns, stop=leaf.exchange.stop, provenance=provenance, parent=parent)
+
+
+def nest(nodes: Iterable[Trajectory]) -> list[Trajectory]:
+    """Give the roots of these trajectories, with the others as their children, by turn and id."""
+    below = defaultdict[str, list[Trajectory]](list)
+    for node in nodes:
+        below[node.parent.trajectory if node.parent else ""].append(node)
+
+    def whole(node: Trajectory) -> Trajectory:
+        found = sorted(below.pop(node.id, ()), key=lambda child: (child.parent and child.parent.turn, child.id))
+        return replace(node, children=tuple(map(whole, found))) if found else node
+
+    return [whole(root) for root in below.pop("", ())]
 
 
 SESSION = "x-retcon-session"
@@ -208,7 +260,8 @@ class AgentSession:
     exchanges, by what was told before them (`Place.first`). requests: that were answered; running: that are being.
     begun: number of the next trajectory. rewards: by trajectory, and of all others under no name. busy: ids under which
     the engine is being asked; engines: that it keeps something for. numbered: the largest number of a request; freed:
-    those below it that none has."""
+    those below it that none has. latest: what each agent was answered last; asking: how many requests of each are under
+    way; overlapped: agents that asked for several things at once."""
 
     id: str
     task: str
@@ -228,6 +281,9 @@ class AgentSession:
     engines: set[str] = field(default_factory=set)
     numbered: int = 0
     freed: set[int] = field(default_factory=set)
+    latest: dict[str, Node] = field(default_factory=dict)
+    asking: Counter[str] = field(default_factory=Counter)
+    overlapped: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.begun = self.first
@@ -239,9 +295,14 @@ class AgentSession:
                 yield from root.leaves()
 
     def trajectories(self, provenance: Provenance) -> list[Trajectory]:
-        """All of them, in the order in which they began."""
+        """All of them without their children, in the order in which they began, but that of an agent before the one in
+        whose turn it began. A branch is none's child here."""
         leaves = sorted(self.nodes(), key=lambda node: node.number)
-        return [self._trajectory(leaf, provenance) for leaf in leaves]
+        made = build_trajectories(leaves, provenance, task=self.task, name=lambda leaf: f"{self.id}/{leaf.number}")
+        roots = nest(t if t.parent and t.parent.relation == "subagent" else replace(t, parent=None) for t in made)
+        return [
+            replace(t, children=(), reward=self.rewards.get(t.id, self.rewards.get(""))) for r in roots for t in r.tree
+        ]
 
     def exchanges(self) -> Iterator[Node]:
         """All of them, each after the one that it follows, in the order in which those after the same were added."""
@@ -250,11 +311,6 @@ class AgentSession:
             node = left.pop()
             yield node
             left.extend(reversed(node.children))
-
-    def _trajectory(self, leaf: Node, provenance: Provenance) -> Trajectory:
-        id = f"{self.id}/{leaf.number}"
-        reward = self.rewards.get(id, self.rewards.get(""))
-        return leaf_trajectory(leaf, id=id, task=self.task, reward=reward, provenance=provenance)
 
     def take_number(self) -> int:
         """A request's own: the smallest, from 1, that none has which is under way or was answered. It is `freed` of one
@@ -274,9 +330,24 @@ class AgentSession:
         self.branches += 1
         return f"{self.id}/{self.after}.{self.branches}"
 
-    def add(self, place: Place, exchange: Exchange, engine: str) -> Node:
+    @contextmanager
+    def asked_by(self, agent: str) -> Iterator[Node | None]:
+        """Count an agent's request while it is answered; give the exchange in whose turn a conversation that it begins
+        would be: what the agent above was answered last, None where that one asked for several things at once."""
+        above = agent.rpartition("/")[0]
+        known = agent and above not in self.overlapped and not self.asking[above]
+        self.asking[agent] += 1
+        if self.asking[agent] > 1:
+            self.overlapped.add(agent)
+        try:
+            yield self.latest.get(above) if known else None
+        finally:
+            self.asking[agent] -= 1
+
+    def add(self, place: Place, exchange: Exchange, engine: str, above: Node | None = None) -> Node:
         number = self.begun if place.parent is None or place.parent.children else place.parent.number
-        node = Node(exchange, place.parent, engine, number)
+        node = Node(exchange, place.parent, engine, number, place.agent, None if place.parent else above)
+        self.latest[place.agent] = node
         self.begun = max(self.begun, number + 1)
         if place.parent is None:
             self.roots.setdefault(place.first, []).append(node)
@@ -291,6 +362,10 @@ class AgentSession:
         (self.roots[first] if node.parent is None else node.parent.children).remove(node)
         if node.parent is None or node.parent.children:
             self.begun = node.number
+        if node.parent is None:
+            del self.latest[node.agent]
+        else:
+            self.latest[node.agent] = node.parent
         self.tokens -= node.exchange.sampled_tokens
         self.requests -= 1
 
@@ -299,7 +374,7 @@ class AgentSession:
 class Place:
     """Where a request goes on: after `parent` (None: nowhere, it begins), with its messages from `start` on. first:
     names what its conversation began with. added: what the client added to the message before. same_calls: whether the
-    calls in that have the ids that they were given."""
+    calls in that have the ids that they were given. agent: see `Node`."""
 
     session: AgentSession
     parent: Node | None
@@ -307,6 +382,7 @@ class Place:
     first: str
     added: str = ""
     same_calls: bool = False
+    agent: str = ""
 
 
 class Sessions:
@@ -331,14 +407,21 @@ class Sessions:
             raise RequestRefused(404, "no_such_session", f"no session '{id}' is open", field="session")
         return self._open[id]
 
-    def find(self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[ChatMessage]) -> Place:
+    def find(
+        self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[ChatMessage], agent: str
+    ) -> Place:
         """Where a request goes on. name: of its session, None where it names none: one that has said the same, and has
         no other task than it names, else a new one. begins: what its conversation began with besides messages (tools,
-        mode).
+        mode, agent). agent: see `Node`.
 
         Raises RequestRefused for a name or task that is none, a task that is not the session's, and where too many
         sessions are open.
         """
+        if not all(map(_NAME.fullmatch, agent.split("/") if agent else ())):
+            said = f"an agent's name is up to 100 letters, digits, '_', '-' and '.', not '{agent:.120}'"
+            raise invalid_request("url", said)
+        if agent and name is None:
+            raise invalid_request(SESSION, f"the URL of an agent needs {SESSION}: the session that the agent works in")
         keys, first = message_keys(messages), conversation_key(begins, messages)
         named, task = task is not None, _task(task, first)
         if name is not None:
@@ -361,7 +444,7 @@ class Sessions:
         if named:
             found.session.task, found.session.named = task, True
         self.touch(found.session)
-        return found
+        return replace(found, agent=agent)
 
     def idle(self) -> Iterator[AgentSession]:
         """Those that may be ended for new ones. Each is so when it is given: while one before is ended, other requests

@@ -257,7 +257,8 @@ def sft_step(
     *,
     computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One update on the mean of -log π over the samples' tokens in the loss mask. step: from 0. Returns its metrics.
+    """One update on the mean of -log π over the samples' tokens in the loss mask (`sft.aggregate`). step: from 0.
+    Returns its metrics.
 
     Raises TrainingDiverged where loss or gradient are not finite, before weights move.
     """
@@ -267,7 +268,11 @@ def sft_step(
     loss = 0.0
     with forwards(model, samples, computing) as parts:
         for part in parts:
-            value = -part.logprobs.sum() / total
+            if config.aggregate == "sequence":
+                tokens = part.batch.mask.sum(dim=1, keepdim=True).clamp(min=1)
+                value = -(part.logprobs / tokens).sum() / len(samples)
+            else:
+                value = -part.logprobs.sum() / total
             refuse_diverged(value.item(), part, batch)
             value.backward()
             loss += value.item()

@@ -72,6 +72,14 @@ def test_every_learnt_id_of_a_batch_weighs_the_same_however_it_is_cut(computing:
 
 
 @pytest.mark.parametrize("computing", WAYS)
+def test_by_sequences_a_long_sample_weighs_as_much_as_a_short_one(computing: Computing) -> None:
+    plain, batch = model(), collate(SAMPLES)
+    means = -token_logprobs(plain, batch.ids, batch.mask).sum(dim=1) / torch.tensor([4, 6, 1])
+    section, sgd = SFTSection(aggregate="sequence"), torch.optim.SGD(plain.parameters())
+    assert sft_step(plain, sgd, SAMPLES, section, 0, computing=computing)["loss"] == pytest.approx(means.mean().item())
+
+
+@pytest.mark.parametrize("computing", WAYS)
 def test_a_loss_that_is_measured_is_that_of_a_step_without_dropout(computing: Computing) -> None:
     dropping = model(0.5).train()
     with torch.no_grad():

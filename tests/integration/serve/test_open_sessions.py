@@ -31,11 +31,11 @@ def left_by(folder: Path, data: bytes) -> list[Trajectory]:
 
 
 def lines(trajectories: list[Trajectory]) -> list[bytes]:
-    return list(map(jsonl.line_of, trajectories))
+    return [line for trajectory in trajectories for line in jsonl.lines_of(trajectory)]
 
 
 def test_whenever_a_server_is_killed_all_that_it_had_answered_is_taken_in(tmp_path: Path) -> None:
-    """Conversations that branch, calls that were repaired here or are the client's, and rewards."""
+    """Conversations that branch, of agents, calls that were repaired here or are the client's, and rewards."""
     states: list[tuple[int, list[Trajectory]]] = [(0, [])]
     data = b""
 
@@ -61,6 +61,9 @@ def test_whenever_a_server_is_killed_all_that_it_had_answered_is_taken_in(tmp_pa
         searched.append(said(await client.chat(searched, session="a", tools=[SEARCH])))
         note()
         (call,) = searched[1]["tool_calls"]
+        for name in ("finder", "finder/reader"):
+            await client.chat([user("Six?")], session="a", agent=name)
+            note()
         searched.append({"role": "tool", "tool_call_id": call["id"], "content": "Error: no such word"})
         await client.chat(searched, session="a", tools=[SEARCH])
         note()

@@ -170,7 +170,7 @@ def documents(
 #
 # Its parts are of a size that is drawn; what it answers about one is wrong now and then, and so are its programs.
 
-PART_LINES = (4, 8, 16)
+PART_LINES = (8, 16, 32)
 _CUT = """\
 lines = context.split("\\n")
 parts = ["\\n".join(lines[i:i + {size}]) for i in range(0, {stop}, {size})]

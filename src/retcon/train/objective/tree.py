@@ -17,9 +17,9 @@ from retcon.train.objective.shaping import advantages_of, is_masked, shaped_rewa
 def node_fates(root: Trajectory, config: RLSection) -> Iterator[tuple[Trajectory, str]]:
     """Give the nodes of a tree, parents before children, and why each cannot be trained; "" where it can.
 
-    rolled_back: its call is not in its parent's turns, as a repair took that attempt out. infrastructure: a fault ended
-    it. no_room: its prompt left none for an answer. masked: see `is_masked`. A node has its parent's fate where that is
-    not "".
+    rolled_back: the call that it is of is not in its parent's turns, as a repair took that attempt out. infrastructure:
+    a fault ended it. no_room: its prompt left none for an answer. masked: see `is_masked`. A node has its parent's fate
+    where that is not "".
     """
 
     def below(node: Trajectory, fate: str) -> Iterator[tuple[Trajectory, str]]:
@@ -32,7 +32,7 @@ def node_fates(root: Trajectory, config: RLSection) -> Iterator[tuple[Trajectory
 
 
 def _fate(child: Trajectory, calls: set[str] | tuple[()], config: RLSection) -> str:
-    if child.parent is not None and child.parent.call not in calls:
+    if child.parent is not None and child.parent.call and child.parent.call not in calls:
         return "rolled_back"
     if child.stop == "infrastructure":
         return "infrastructure"

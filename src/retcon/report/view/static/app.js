@@ -316,7 +316,7 @@ function Tree({ run, row, made }) {
   const parent = useAnswer(row.parent && "row", { run, name: row.parent }).found;
   if (!row.parent && !children.length) return null;
   return html`<details class="tree" open><summary>its tree: ${row.tree} rollouts</summary>
-    ${row.parent && html`<p>${row.relation} of ${parent ? html`<a href=${one({ run, ...parent })}>${visible(parent.name)}</a>` : visible(row.parent)}${made.parent ? html`, turn ${made.parent.turn + 1}, call <code>${visible(made.parent.call)}</code>` : ""}</p>`}
+    ${row.parent && html`<p>${row.relation} of ${parent ? html`<a href=${one({ run, ...parent })}>${visible(parent.name)}</a>` : visible(row.parent)}${made.parent?.turn >= 0 ? html`, turn ${made.parent.turn + 1}${made.parent.call && html`, call <code>${visible(made.parent.call)}</code>`}` : ""}</p>`}
     <ul>${children.map((child) => html`<li key=${child.id}>${child.relation}: <a href=${one({ run, ...child })}>${visible(child.name)}</a> <span class="soft">${child.turns} turns, ${number(child.tokens)} tokens${child.reward == null ? "" : `, reward ${number(child.reward)}`}${child.errors && `, ${visible(child.errors)}`}</span> ${visible(child.answer ?? "")}</li>`)}</ul></details>`;
 }
 
