@@ -1,4 +1,4 @@
-"""Standard benchmarks by name: where their problems lie, and how they are asked and graded.
+"""Standard benchmarks by name: sources, prompts and graders of their problems.
 
 Hub ids, revisions, splits and prompts are those of inspect-evals 0.28.0 (MIT) where it has the benchmark; HMMT's are
 MathArena's, LiveCodeBench's its own. The questions come from the hub at a pinned revision, or from a local file of the
@@ -25,7 +25,7 @@ class Benchmark:
     """A published set of problems.
 
     Args:
-        name: what commands and recipes call it.
+        name: in commands and recipes.
         hub: data set of the Hugging Face hub, ORG/NAME.
         revision: its commit.
         file: of the data set, or a pattern of several (`test*.jsonl`).
@@ -33,11 +33,11 @@ class Benchmark:
         licence: of the problems, as their publisher states it.
         source: paper or page.
         contamination: since when models may have been trained on them.
-        prompt: how a problem is asked; `{question}` and columns of its row in braces are replaced.
+        prompt: template of a problem; `{question}` and columns of its row in braces are replaced.
         grader: of `task.grader`; empty: the convention's own.
         format, columns: how rows are read, as `task.format` and `task.columns`.
         gated: whether the hub asks for an account that has accepted its terms.
-        needs: what else it takes, such as packages for programs.
+        needs: other requirements, such as packages for programs.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Benchmark:
     needs: str = ""
 
     def path(self) -> str:
-        """Return its file or pattern on this machine, fetched if it is not there. Raises DataError."""
+        """Return its local file or pattern, fetched if missing. Raises DataError."""
         from retcon.models.locating import fetch_files
 
         try:
@@ -68,7 +68,7 @@ class Benchmark:
 
     @property
     def advice(self) -> str:
-        """How to get its problems by hand."""
+        """Explain how to download its problems by hand."""
         login = f"Accept its terms at https://huggingface.co/datasets/{self.hub}, then `hf auth login`; or" * self.gated
         return (
             f"{login or 'Where there is a network, run'} `hf download {self.hub} --repo-type dataset --revision "
@@ -81,7 +81,7 @@ BENCHMARKS = InstanceRegistry("benchmark", error=RecipeError, base=Benchmark)
 
 
 def resolve(source: TaskSource) -> tuple[TaskSource, Benchmark | None]:
-    """Fill in what a benchmark says about its rows, where a source names one. Raises DataError, RecipeError."""
+    """Fill in a source's settings from the benchmark that it names. Raises DataError, RecipeError."""
     name = source.benchmark or (source.path if source.path in BENCHMARKS.names else "")
     if not name:
         return source, None

@@ -1,4 +1,4 @@
-"""What a task is."""
+"""The type of a task, its fingerprint, and passes over tasks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Split = Literal["train", "evaluation"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem: what the model is asked and what a right answer is.
+    """One problem: its question and its right answer.
 
-    `id` names the problem for good (same problem, same id); `meta` holds what a data set knows about it. `before`: what
-    was said before the question, (role, text) of user and assistant, such as worked examples.
+    `id` names the problem for good (same problem, same id); `meta` holds other columns of a data set. `before`: earlier
+    messages, (role, text) of user and assistant, such as worked examples.
     """
 
     id: str
@@ -33,26 +33,26 @@ class Task:
 
     @property
     def content(self) -> bytes:
-        """All of it, for a hash."""
-        told = [self.id, self.question, self.answer, self.system, dict(self.meta), *self.before]
-        return json.dumps(told, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
+        """Serialize all fields, for a hash."""
+        fields = [self.id, self.question, self.answer, self.system, dict(self.meta), *self.before]
+        return json.dumps(fields, sort_keys=True, default=lambda value: type(value).__qualname__).encode()
 
 
 def fingerprint_of(tasks: Sequence[Task]) -> str:
-    """Tells problems by all that they hold, in their order, whatever their file and their ids are called."""
+    """Hash the content of tasks in their order."""
     return hashlib.sha256(b"\n".join(task.content for task in tasks)).hexdigest()[:16]
 
 
 Lesson = Callable[[Sequence[str], random.Random], tuple[str, str | None]]
-"""What a teacher writes next at a task: given what its calls so far have printed, its words, and its code unless this
-is the answer."""
+"""A teacher's next turn at a task, given the outputs of its calls so far: its words, and its code or None for the
+answer."""
 
 
 def epochs(draw: Callable[[int], Iterator[Task]], *, apart: int) -> Iterator[Task]:
-    """The tasks of draw(0), then of draw(1), and so on; of an endless stream, that one alone.
+    """Yield the tasks of draw(0), then of draw(1), and so on; an endless stream never ends.
 
-    A task does not come again within `apart` draws, which is what one step can draw: rollouts are named by task and
-    step. One that would is put off until it may. Raises RecipeError where there are fewer different tasks than that.
+    A task repeats only after `apart` draws, the most of one step, as rollouts are named by task and step; an earlier
+    repetition is put off. Raises RecipeError where there are fewer different tasks than that.
     """
     recent: deque[str] = deque(maxlen=apart - 1)
     put_off: list[Task] = []
@@ -68,6 +68,6 @@ def epochs(draw: Callable[[int], Iterator[Task]], *, apart: int) -> Iterator[Tas
             different = len({t.id for t in put_off})
             raise RecipeError(
                 f"the task set ends after {different} different tasks, and a step can draw {apart}: give it "
-                "more tasks (those held out for evaluation are none of them), or lower rl.prompts (with select.dynamic "
+                "more tasks (those held out for evaluation do not count), or lower rl.prompts (with select.dynamic "
                 "also select.max_extra)"
             )

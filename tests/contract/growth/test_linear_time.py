@@ -35,7 +35,7 @@ from retcon.report.transcript import _aligned, _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
 from retcon.sandbox.types import Result
-from retcon.tasks.data.fields import canonical
+from retcon.tasks.data.fields import canonicalize
 from retcon.tasks.data.load import EvaluationIndex
 from retcon.tasks.graders.mathematics import in_words, same_in_base
 from retcon.tasks.graders.stated import stated
@@ -120,7 +120,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         lambda text: Chat(ByteTokenizer()).parse(ByteTokenizer().encode(text), prefix="0"),
         ("```python\nx\n```\n", "```python\n", "é```python\nx\n```\n"),
     ),
-    "tasks.canonical": (canonical, (" ", "a ", " .", "$", "\\\\", r"\left", r"\dfrac", "Aaa", r"\[", "é", ".")),
+    "tasks.canonical": (canonicalize, (" ", "a ", " .", "$", "\\\\", r"\left", r"\dfrac", "Aaa", r"\[", "é", ".")),
     "tasks.overlap": (overlap, ("a ", "a b c d e f g h i j k l m ", "x1 ", "-", "é ", "[asy]", "[asy] a [/asy]")),
     "tasks.words": (
         in_words,

@@ -17,7 +17,7 @@ from retcon.core import registry
 from retcon.core.errors import RecipeError, RetconError
 from retcon.core.registry import FOLDERS, GROUP, Registry
 from retcon.purify.kinds.saar import SaarSection
-from retcon.tasks.data.rows import imported_tasks
+from retcon.tasks.data.rows import import_tasks
 from retcon.tools.loading import find_tools
 from retcon.transcripts.registry import find_formats
 
@@ -61,7 +61,7 @@ def test_a_class_is_found_by_its_name_and_by_its_import_path_and_named_again() -
     assert SaarSection().kind == "saar"
 
 
-@pytest.mark.parametrize("find", [FAMILIES.find, find_formats, imported_tasks, lambda path: find_tools([path])[0].tool])
+@pytest.mark.parametrize("find", [FAMILIES.find, find_formats, import_tasks, lambda path: find_tools([path])[0].tool])
 def test_what_is_named_by_import_path_may_lie_in_the_folder_that_a_command_is_called_in(
     find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_module_that_breaks_while_it_is_imported_is_reported_with_its_line(
         RepairSection.kinds.find("breaks_here:Mine")
 
 
-@pytest.mark.parametrize("find", [imported_tasks, lambda path: find_tools([path])])
+@pytest.mark.parametrize("find", [import_tasks, lambda path: find_tools([path])])
 def test_a_class_that_breaks_while_it_is_made_is_reported_with_its_line(
     find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

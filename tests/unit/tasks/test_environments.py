@@ -26,7 +26,7 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_member
 from retcon.rollout.loop import run_rollout
-from retcon.tasks.environments.types import messages_of
+from retcon.tasks.environments.types import completion_messages
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
 
@@ -309,7 +309,7 @@ def test_what_cannot_be_had_is_refused_by_name(keys: Sequence[str], said: str) -
 
 def test_messages_hold_what_the_model_wrote_and_read_without_what_was_repaired() -> None:
     made = played(recipe_of("Counter"), (add(2), "No, wait. " + add(1000), add(3), "It is done."))
-    told = messages_of(made)
+    told = completion_messages(made)
     assert [message["role"] for message in told] == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert told[2]["content"] == "No, wait. "
     assert told[2]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"amount": 3}'}

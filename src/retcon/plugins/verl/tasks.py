@@ -9,16 +9,16 @@ from typing import Any
 
 from retcon.config.schema import TaskSection
 from retcon.core.errors import RecipeError
-from retcon.tasks.data.conventions import named
-from retcon.tasks.data.fields import Item, Misfit, key
-from retcon.tasks.data.load import graded_item, refuse_unknown
+from retcon.tasks.data.conventions import find_convention
+from retcon.tasks.data.fields import ColumnError, Item, question_key
+from retcon.tasks.data.load import check_grader_name, choose_grader
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
 
 OWN = ("raw_prompt", "data_source", "reward_model", "extra_info", "grader")
 """The columns of a row that say what the task is."""
-VERL = named("verl")
+VERL = find_convention("verl")
 
 
 def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mapping[str, Any]], Task]:
@@ -28,7 +28,7 @@ def reading_of(section: TaskSection, family: TaskSet | None) -> Callable[[Mappin
         return partial(task_of, system=family.system)
     assert isinstance(section, FileTaskSettings)
     if section.grader:
-        refuse_unknown(section.grader, "task.grader")
+        check_grader_name(section.grader, "task.grader")
     return partial(task_of, grader=section.grader, system=section.system or None)
 
 
@@ -38,7 +38,7 @@ def task_of(row: Mapping[str, Any], *, grader: str = "", system: str | None = No
 
     A row without an id of its own is named by its question. Raises RecipeError for one that cannot be read.
     """
-    read, by = graded_item(_read(row), grader, VERL.grader)
+    read, by = choose_grader(_read(row), grader, VERL.grader)
     about = {"source": read.source, "reference": read.reference}
     meta = {**read.meta, "grader": by, **{k: v for k, v in about.items() if v}}
     return Task(
@@ -76,9 +76,9 @@ def _read(row: Mapping[str, Any]) -> Item:
         raise RecipeError(f"a row of verl's data set lacks {', '.join(lacking)}: see docs/training/verl.md")
     try:
         return VERL.read(columns)
-    except Misfit as misfit:
+    except ColumnError as misfit:
         raise RecipeError(f"a row of verl's data set, {row.get('extra_info')}: {misfit}") from None
 
 
 def _id(read: Item) -> str:
-    return read.id or f"{read.source or 'verl'}/{key(read.question)[:12]}"
+    return read.id or f"{read.source or 'verl'}/{question_key(read.question)[:12]}"

@@ -1,5 +1,5 @@
-"""Tasks from data: files, hub data sets, families and task sets of your own, as one task set.
+"""Task sets from files, hub data sets, families and your own classes.
 
-`FileTaskSettings(path="problems.jsonl").open()` is where it begins (`settings.py`); what happens to a row stands in
-`load.py`, top to bottom.
+`FileTaskSettings(path="problems.jsonl").open()` is the entry point (`settings.py`); `load.py` shows the way of a row,
+top to bottom.
 """

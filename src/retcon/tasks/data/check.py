@@ -1,4 +1,4 @@
-"""What is in a file of tasks: looked through as before training, and told in numbers, places and samples."""
+"""Check of a file of tasks before training: counts, places and samples."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of prompts (question, what is said before it, and system prompt, without the template), in `unit`. longest_at:
-    file and line."""
+    """Prompt lengths in `unit`: system prompt, earlier messages and question, without the template. most: the 95th
+    percentile. longest_at: file and line."""
 
     unit: str
     shortest: int
@@ -33,7 +33,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A task, and where it stands."""
+    """A task with its file and line."""
 
     where: str
     id: str
@@ -44,15 +44,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found in one source.
+    """Findings in one source of tasks.
 
-    asked_with: rows by the columns that their questions also come from. dropped: rows that are left out,
-    by reason; where_dropped: the first places of each. conflicting: pairs of places
-    that ask the same and answer otherwise. unreadable: (place, answer, why). in_words: (place, answer), graded by
-    `math` though they are words; tested: whether one of these rows has tests. ambiguous: (place, answer, how it is
-    read). overlap: (place, what it repeats, rule). not_read: why nothing is known of unreadable answers, "" where it
-    is. unready: by grader, why it cannot be had. unset: by grader, the settings that it has no default of, which are
-    given in `task.graders`.
+    asked_with: rows by the further columns that their questions come from. dropped: rows that are left out, by reason;
+    where_dropped: the first places of each. conflicting: pairs of places with one question and two answers. unreadable:
+    (place, answer, why). in_words: (place, answer), graded by `math` though they are words; tested: whether one of
+    these rows has tests. ambiguous: (place, answer, how it is read). overlap: (place, what it repeats, rule). not_read:
+    why unreadable answers could not be searched for, else "". unready: grader to the reason why it is unavailable.
+    unset: grader to its settings without a default, which `task.graders` must give.
     """
 
     path: str
@@ -79,26 +78,26 @@ class Report:
 
     @property
     def good(self) -> bool:
-        """Whether every task that is kept can be trained on as it is, but for what is `unset`."""
+        """Return whether all kept tasks are usable, given the `unset` settings."""
         return not self.unreadable and not self.overlap and not self.unready
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types."""
+        """Return the report as JSON types."""
         return asdict(self)
 
 
 def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None, unit: str = "tokens") -> Report:
-    """Look through the one source that the settings name.
+    """Check the one source that the settings name.
 
-    count: length of a text in `unit`; characters where None. Raises what `FileTaskSettings.open` does, but for overlap
-    and what is left out, which are told; DataError for a source that is no data; SandboxUnavailable where answers are
-    to be read as mathematics and there is no sandbox. Without Math-Verify they are not read, which is told.
+    count: length of a text in `unit`; characters where None. Raises as `FileTaskSettings.open`, except for overlap and
+    dropped rows; DataError for a source without rows; SandboxUnavailable where answers in mathematics need a missing
+    sandbox. Without Math-Verify these are not read, which the report says.
     """
     loaded = load(settings)
     source = loaded.sources[0]
     if source.tasks is not None:
         raise DataError(f"{settings.path} is a task set of its own, not rows: there is nothing to check in it")
-    tasks = loaded.tasks()  # refuses a file of which nothing is left
+    tasks = loaded.tasks()  # raises if no row is left
     placed = [*source.train, *source.evaluation]
     unread = {one.task.id: one.unread for one in placed if one.unread}
     not_read = ""
@@ -136,7 +135,7 @@ def check(settings: FileTaskSettings, count: Callable[[str], int] | None = None,
 
 
 def _unready(grader: str) -> str:
-    """Why a grader cannot be had here, "" where it can; that a package lacks is told as `not_read`."""
+    """Return why a grader is unavailable here, or ""; a missing package is reported as `not_read`."""
     try:
         check_grader(grader, {}, "task.graders")
     except MissingExtra:
@@ -147,13 +146,12 @@ def _unready(grader: str) -> str:
 
 
 def _lengths(placed: Sequence[Placed], count: Callable[[str], int], unit: str) -> Lengths:
-    """most: what 95 of 100 are not longer than."""
-    found = sorted((sum(map(count, _told(one.task))), one.where) for one in placed)
+    found = sorted((sum(map(count, _prompt_texts(one.task))), one.where) for one in placed)
     last = len(found) - 1
     return Lengths(unit, found[0][0], found[last // 2][0], found[int(last * 0.95)][0], *found[last])
 
 
-def _told(task: Task) -> list[str]:
+def _prompt_texts(task: Task) -> list[str]:
     return [task.system or "", *(text for _, text in task.before), task.question]
 
 

@@ -1,4 +1,4 @@
-"""The ways in which data sets name their columns: each is recognised by its columns alone, the most particular first.
+"""Column conventions of data sets, recognised by columns alone, most specific first.
 
 Rows that fit no convention are mapped by the settings' `columns`.
 """
@@ -19,48 +19,49 @@ from retcon.core.registry import InstanceRegistry
 from retcon.core.seeds import derive
 from retcon.store.whole import check_regular_file, storage_errors, whole_file
 from retcon.tasks.data.fields import (
+    ColumnError,
     Columns,
     DataError,
     Item,
-    Misfit,
-    empty,
     ends_in_mark,
-    in_full,
-    marked,
-    missing,
-    objects,
-    prompt,
-    text,
-    written_out,
+    is_empty,
+    is_missing,
+    parse_cell,
+    read_object,
+    read_prompt,
+    read_text,
+    split_solution,
+    to_text,
 )
 from retcon.tasks.graders.text import chosen_letter, lettered, rational
 from retcon.tasks.grading.cases import PLACES, as_printed, function_named, lines_of, plain
 from retcon.tasks.types import Split, Task
 
-# Tasks as rows of verl's data sets: what its trainer reads, and all that our own reader needs to have the task again.
+# Tasks as rows of verl's data sets: the columns of its trainer, and everything that our own reader needs to restore the
+# task.
 #
 # | column | |
 # |---|---|
-# | `prompt` | messages: system prompt, what is said before the question, the question |
-# | `data_source` | the data set, by which verl sorts its figures of a validation |
+# | `read_prompt` | messages: system prompt, earlier messages, the question |
+# | `data_source` | the data set, by which verl groups its validation metrics |
 # | `reward_model` | `style` = rule, `ground_truth`: the answer |
-# | `extra_info` | `id` and `index` of the task, `split`, and in `retcon` what else it holds, as JSON |
+# | `extra_info` | `id` and `index` of the task, `split`, and in `retcon` its `meta`, as JSON |
 # | `agent_name` | verl's name of our agent loop |
 
 AGENT = "retcon"
 META = "retcon"
 AT_ONCE = 1000
-"""Rows of a piece of the file, which is what stands in memory."""
+"""Rows written, and held in memory, at a time."""
 
 
 def verl_rows(tasks: Iterable[Task], *, split: Split, system: str | None, source: str) -> Iterator[dict[str, Any]]:
-    """A row for each task, in order. system: of tasks that bring none. source: the data set, of those that name none.
+    """Yield a row for each task. system, source: prompt and data set of tasks without their own.
 
-    Raises DataError for a task whose `meta` JSON has no form for.
+    Raises DataError for a task whose `meta` JSON cannot hold.
     """
     for index, task in enumerate(tasks):
-        spoken = task.system or system
-        messages = [*([("system", spoken)] if spoken else []), *task.before, ("user", task.question)]
+        prompt = task.system or system
+        messages = [*([("system", prompt)] if prompt else []), *task.before, ("user", task.question)]
         try:
             meta = json.dumps(dict(task.meta), ensure_ascii=False, sort_keys=True, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -75,7 +76,7 @@ def verl_rows(tasks: Iterable[Task], *, split: Split, system: str | None, source
 
 
 def exported_meta(extra_info: Columns) -> Mapping[str, Any] | None:
-    """`meta` of the task that `verl_rows` made a row of; None of rows that somebody else made."""
+    """Return the `meta` in a row of `verl_rows`; None for rows of other origin."""
     written = extra_info.get(META)
     if not isinstance(written, str):
         return None
@@ -87,8 +88,8 @@ def exported_meta(extra_info: Columns) -> Mapping[str, Any] | None:
 
 
 def write_verl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Writes them as Parquet, whole or not at all; returns how many. Raises MissingExtra without pyarrow, RecordError
-    or StorageError where the file cannot be written, DataError where there is no row."""
+    """Write rows as Parquet, atomically, and return their number. Raises MissingExtra without pyarrow, RecordError or
+    StorageError where the file cannot be written, DataError without rows."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -118,9 +119,9 @@ def write_verl(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
 
 INPUT = "input"
-"""What an instruction is about: it stands after it."""
+"""The column of an instruction's input, appended to it."""
 CONTEXTS = ("context", "passage", "article")
-"""What a question is about: it stands before it. The first that has any text counts."""
+"""Columns of a question's context, put before it. The first that has any text counts."""
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
@@ -128,21 +129,21 @@ IDS = ("id", "unique_id", "task_id", "question_id", "problem_id", "Record ID", "
 SOURCES = ("data_source", "source", "dataset")
 ALWAYS = ("system", "grader", "options_seed")
 INDICES = ("answer_index", "label")
-"""Where an option is named by its index, though the file may hold it as a string."""
+"""Columns that name an option by its index, which the file may hold as a string."""
 OPTIONS = ("choices", "options")
 GPQA = ("Correct Answer", *(f"Incorrect Answer {n}" for n in (1, 2, 3)))
 CHOSEN = ("answer", "answerKey", *INDICES)
-"""The columns of options, and of the one that is right."""
-GROUND_TRUTH = "reward_model.ground_truth"  # as messages name it
+"""The columns of options, and of the right one."""
+GROUND_TRUTH = "reward_model.ground_truth"  # the name in errors
 FIELDS = ("question", "context", INPUT, "answer", "solution", "id", "source", "split", *ALWAYS)
-"""What the settings' `columns` may map: each stands for the column of its own name in every convention."""
+"""Fields that the settings' `columns` may map; each stands for the column of its own name in every convention."""
 
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """needs: the columns by which it is known, alternatives divided by `|`. grader: of rows that name none. fits: what
-    else must hold of a row; read: raises Misfit. certainty: 0 for what is unmistakable; higher comes later. untold:
-    whether a row with these columns lacks the tests that would tell."""
+    """Column convention of a data set. needs: its columns, alternatives divided by `|`. grader: of rows that name none.
+    fits: further condition on a row; read: raises ColumnError. certainty: 0 if unmistakable; higher is tried later.
+    undecided: whether a row with these columns lacks the tests that would decide."""
 
     name: str
     needs: tuple[str, ...]
@@ -150,26 +151,26 @@ class Convention:
     grader: str = "math"
     fits: Callable[[Columns], bool] = lambda _: True
     certainty: int = 0
-    untold: Callable[[Columns], bool] = lambda _: False
+    undecided: Callable[[Columns], bool] = lambda _: False
 
     def has(self, row: Columns) -> bool:
-        """Whether a row is of this convention."""
+        """Return whether a row is of this convention."""
         return not self.lacking(row) and self.fits(row)
 
     def lacking(self, row: Columns) -> list[str]:
-        """Of `needs`, what a row has no column for."""
+        """Return the `needs` for which a row has no column."""
         return [need for need in self.needs if not any(name in row for name in need.split("|"))]
 
     def nearest(self, need: str, names: Iterable[str]) -> str:
-        """What to say of a column that may be meant by one of `needs`: none that is another one already."""
+        """Suggest a column for one of `needs`, unless another need takes it."""
         taken = {name for other in self.needs for name in other.split("|")}
-        tests = "test" in need  # which `target` does not mean
+        tests = "test" in need  # `target` is close to it, but is not tests
         free = [name for name in names if name not in taken and (not tests or "test" in name.casefold())]
         return next((hint for name in need.split("|") if (hint := nearest(name, free))), "")
 
 
-class Untold(DataError):
-    """A row without tests where they tell the convention: those of another row may."""
+class UndecidedConvention(DataError):
+    """A row without the tests that decide its convention; another row may have them."""
 
 
 CONVENTIONS = InstanceRegistry("convention", DataError, ("auto",), base=Convention)
@@ -177,23 +178,23 @@ CONVENTIONS = InstanceRegistry("convention", DataError, ("auto",), base=Conventi
 
 @cache
 def conventions() -> Sequence[Convention]:
-    """All conventions, the most certain first."""
+    """Return all conventions, the most certain first."""
     return sorted(CONVENTIONS.all(), key=lambda one: one.certainty)
 
 
-def named(name: str) -> Convention:
-    """The convention of that name, or at an import path. Raises DataError with the nearest."""
+def find_convention(name: str) -> Convention:
+    """Return the convention of a name or import path. Raises DataError with the nearest."""
     return CONVENTIONS.find(name)
 
 
-def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Convention:
-    """The convention of a row. mapped: what the settings' `columns` say, for the message. Raises DataError, which names
-    the row's columns and the nearest convention; Untold where another row may tell."""
+def recognise(row: Columns, where: str, mapped: Mapping[str, str]) -> Convention:
+    """Recognise the convention of a row. mapped: the settings' `columns`, for errors. Raises DataError, which names
+    the row's columns and the nearest convention; UndecidedConvention where another row may decide."""
     for one in conventions():
         if one.has(row):
             return one
-        if not one.lacking(row) and one.untold(row):
-            raise Untold(
+        if not one.lacking(row) and one.undecided(row):
+            raise UndecidedConvention(
                 f"{where}: no known convention: the row has no tests, which tell whether it is of mbpp, apps or "
                 "another; say so by `format` (task.format=plain, say)"
             )
@@ -212,34 +213,33 @@ def recognised(row: Columns, where: str, mapped: Mapping[str, str]) -> Conventio
 
 
 def _distance(convention: Convention, row: Columns, own: Sequence[str]) -> float:
-    """Share of the needed columns that a row lacks, a half for one that it has under a similar name."""
+    """Return the share of needed columns that a row lacks; a similar name counts half."""
     lacking = convention.lacking(row)
     return sum(0.5 if convention.nearest(need, own) else 1.0 for need in lacking) / len(convention.needs)
 
 
-def others(names: Collection[str], columns: Set[str]) -> Set[str]:
-    """The columns by which a row may mean what these names stand for: they, and all others of a question, or an
-    answer."""
+def equivalent_columns(names: Collection[str], columns: Set[str]) -> Set[str]:
+    """Return the columns with these names, or synonyms of question or answer."""
     known = [alike for alike in (QUESTIONS, ANSWERS) if not set(alike).isdisjoint(names)]
     return columns & set(names).union(*known)
 
 
 def first_of(row: Columns, names: Iterable[str]) -> str:
-    """The first of these columns that the row has, "" where it has none."""
+    """Return the first of these columns that the row has, or ""."""
     return next((name for name in names if name in row), "")
 
 
-def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
-    """A row's item, with what any row may have (id, system prompt, source, grader, worked solution; beside an answer
-    also what the question is about); the columns that hold neither are its `meta`."""
-    system, before, asked = prompt(row, question)
-    asked, asked_with = whole(row, question, asked) if answer else (asked, ())
-    if not missing(row.get("system")):
-        system = text(row, "system")
+def build_item(row: Columns, question: str, answer: str, **more: Any) -> Item:
+    """Build a row's item from the columns of question and answer. It takes the columns that any row may have (id,
+    system prompt, source, grader, worked solution; with an answer also the context); others are its `meta`."""
+    system, before, asked = read_prompt(row, question)
+    asked, asked_with = with_context(row, question, asked) if answer else (asked, ())
+    if not is_missing(row.get("system")):
+        system = read_text(row, "system")
     id_, source = first_of(row, IDS), first_of(row, SOURCES)
     solution = first_of(row, (n for n in SOLUTIONS if n != answer))
     used = {question, answer, id_, source, solution, *ALWAYS}
-    final, reference = marked(text(row, answer)) if answer else ("", "")
+    final, reference = split_solution(read_text(row, answer)) if answer else ("", "")
     read = Item(
         question=asked,
         asked_with=asked_with,
@@ -249,25 +249,25 @@ def item(row: Columns, question: str, answer: str, **more: Any) -> Item:
         system=system,
         grader=_short(row, "grader"),
         source=_short(row, source),
-        reference=reference or (text(row, solution) if solution and isinstance(row[solution], str) else ""),
+        reference=reference or (read_text(row, solution) if solution and isinstance(row[solution], str) else ""),
         meta={name: value for name, value in row.items() if name not in used},
     )
     return replace(read, **more)
 
 
 def _short(row: Columns, column: str) -> str:
-    """What names something; anything but a short text or a number is left alone."""
+    """Return a short text or a number as text, "" for anything else."""
     value = row.get(column)
     return str(value) if isinstance(value, str | int) and len(str(value)) <= 200 else ""
 
 
 def _plain(row: Columns) -> Item:
     question = first_of(row, QUESTIONS)
-    return item(row, question, first_of(row, (n for n in ANSWERS if n != question)))
+    return build_item(row, question, first_of(row, (n for n in ANSWERS if n != question)))
 
 
 def _math(row: Columns) -> Item:
-    """A solution without a box has no answer, however long it is."""
+    """Read a row of MATH; a solution without a box has no answer, however long it is."""
     read = _plain(row)
     return read if "answer" in row or read.reference else replace(read, answer="")
 
@@ -279,21 +279,21 @@ def _of_math(row: Columns) -> bool:
 
 
 def _verl(row: Columns) -> Item:
-    rewarded = objects(row, "reward_model")
+    rewarded = read_object(row, "reward_model")
     if "ground_truth" not in rewarded:
-        raise Misfit("reward_model", "holds no ground_truth")
+        raise ColumnError("reward_model", "holds no ground_truth")
     truth = rewarded["ground_truth"]
-    about = written_out(row.get("extra_info"))
+    about = parse_cell(row.get("extra_info"))
     about = about if isinstance(about, dict) else {}
-    system, before, asked = prompt(row, "prompt")
+    system, before, asked = read_prompt(row, "prompt")
     if (meta := exported_meta(about)) is not None:
         grader = str(meta.get("grader", ""))
         return Item(asked, str(truth), _short(about, "id"), system, grader, before=before, meta=meta)
     code = _is_cases(truth)
-    answer = "" if code else text({GROUND_TRUTH: truth}, GROUND_TRUTH)
+    answer = "" if code else read_text({GROUND_TRUTH: truth}, GROUND_TRUTH)
     used = {"prompt", "reward_model", "extra_info", "data_source", "grader"}
     rest = {name: value for name, value in row.items() if name not in used}
-    final, reference = marked(answer)
+    final, reference = split_solution(answer)
     return Item(
         question=asked,
         before=before,
@@ -310,39 +310,39 @@ def _verl(row: Columns) -> Item:
 
 
 def _is_cases(truth: object) -> bool:
-    """Tests of a program, as an object or as its text."""
+    """Return whether a value is the tests of a program, as an object or as its text."""
     if isinstance(truth, str):
         return truth.lstrip().startswith("{") and '"inputs"' in truth
     return isinstance(truth, dict) and "inputs" in truth
 
 
 def names_option(row: Columns) -> bool:
-    """Whether it shows options, and says which of them is right."""
-    shown = any(not (missing(row.get(name)) or row[name] in ([], {})) for name in OPTIONS)
-    return shown and any(not missing(row.get(name)) for name in CHOSEN)
+    """Return whether the row has options, and the right one."""
+    shown = any(not (is_missing(row.get(name)) or row[name] in ([], {})) for name in OPTIONS)
+    return shown and any(not is_missing(row.get(name)) for name in CHOSEN)
 
 
 def _choices(row: Columns) -> Item:
-    """Choices are shown and graded by letters, whatever the data set calls them (ARC some by 1 to 4)."""
-    told = {name: value for name, value in row.items() if not missing(value)}
-    column = first_of(told, OPTIONS) or first_of(row, OPTIONS)
+    """Read options; they are shown and graded by letters, whatever their labels are (ARC has some of 1 to 4)."""
+    filled = {name: value for name, value in row.items() if not is_missing(value)}
+    column = first_of(filled, OPTIONS) or first_of(row, OPTIONS)
     options, letters = _in_text(row, column), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
     called: list[str] = list(letters)
     if isinstance(options, dict):  # of two lists (ARC), or label to text
         about = options if "text" in options else {"label": list(options), "text": list(options.values())}
         called, options = list(map(str, about.get("label") or letters)), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
-        raise Misfit(column, as_printed(row[column]) or "is not a list of choices")
-    answer = first_of(told, CHOSEN) or first_of(row, CHOSEN)
-    read = item(row, first_of(row, QUESTIONS), answer)
-    lines = [f"{letter}. {in_full(option)}" for letter, option in zip(letters, options, strict=False)]
+        raise ColumnError(column, as_printed(row[column]) or "is not a list of choices")
+    answer = first_of(filled, CHOSEN) or first_of(row, CHOSEN)
+    read = build_item(row, first_of(row, QUESTIONS), answer)
+    lines = [f"{letter}. {to_text(option)}" for letter, option in zip(letters, options, strict=False)]
     read = replace(read, question="\n".join([read.question.rstrip(), "", *lines]))
     called = called[: len(options)]
     if read.answer in called:
-        return replace(read, answer=letters[called.index(read.answer)], said=read.answer)
+        return replace(read, answer=letters[called.index(read.answer)], raw_answer=read.answer)
     place, named_by = _place_of(read.answer, options, row[answer], answer)
     if place is not None:
-        return replace(read, answer=letters[place], named_by=named_by, said=read.answer)
+        return replace(read, answer=letters[place], named_by=named_by, raw_answer=read.answer)
     otherwise = lettered(read.answer) or chosen_letter(read.answer)  # b, (B), (B) 42
     if otherwise in tuple(letters[: len(options)]):
         return read
@@ -350,42 +350,42 @@ def _choices(row: Columns) -> Item:
 
 
 def _gpqa(row: Columns) -> Item:
-    """GPQA's columns have the right answer first: options are shown in an order by seed and question."""
-    seed, options = row.get("options_seed") or 0, [text(row, column) for column in GPQA]
+    """Read GPQA's columns, which have the right answer first; seed and question set the order of the options."""
+    seed, options = row.get("options_seed") or 0, [read_text(row, column) for column in GPQA]
     if not all(options):
-        raise Misfit(GPQA[options.index("")], "is empty")
-    order = sorted(range(len(options)), key=lambda n: derive("options", seed, text(row, "Question"), options[n]))
+        raise ColumnError(GPQA[options.index("")], "is empty")
+    order = sorted(range(len(options)), key=lambda n: derive("options", seed, read_text(row, "Question"), options[n]))
     return _choices({**row, "choices": [options[n].strip() for n in order], "answer_index": order.index(0)})
 
 
 def _in_text(row: Columns, column: str) -> Any:
-    """What stands in a column, read where it is a text of JSON, or as Python writes lists and objects."""
+    """Return a column's value, parsed if it is a text in JSON or in Python's notation."""
     try:
         return plain(row[column])
     except (ValueError, RecursionError) as error:
-        raise Misfit(column, f"cannot be read: {error}") from None
+        raise ColumnError(column, f"cannot be read: {error}") from None
 
 
-def _place_of(said: str, options: Sequence[object], value: object, column: str) -> tuple[int | None, str]:
-    """Which option an answer that is no label names, None for none; and for a string whether by its `text` or its
-    `index`, where that is told by this row. `value` is the answer as it stands in `column`.
+def _place_of(answer: str, options: Sequence[object], value: object, column: str) -> tuple[int | None, str]:
+    """Return the index of the option that an answer other than a label names, or None; and for a string whether by its
+    `read_text` or its `index`, if this row decides it. `value` is the answer as it stands in `column`.
 
-    A number is an index, as in MMLU, and so is what stands in a column of indices; a string that is both is a text.
-    Raises Misfit where the options are numbers too, and one of them is that number while another has that index.
+    A number is an index, as in MMLU, and so is any value of a column of indices; a string that is both is a text.
+    Raises ColumnError where the options are numbers too, and one of them is that number while another has that index.
     """
-    text = next((n for n, option in enumerate(options) if in_full(option).strip() == said), None)
-    index = int(said) if said.isdecimal() and int(said) < len(options) else None
+    text = next((n for n, option in enumerate(options) if to_text(option).strip() == answer), None)
+    index = int(answer) if answer.isdecimal() and int(answer) < len(options) else None
     if text == index:
         return index, ""
     if text is not None and index is not None and value in options and isinstance(value, int):
-        raise Misfit(column, f"is {said}, which is one option and the index of another: write its letter, A, B, …")
+        raise ColumnError(column, f"is {answer}, one option and the index of another: write its letter, A, B, …")
     if index is not None and (text is None or column in INDICES or isinstance(value, int)):
         return index, "" if column in INDICES or isinstance(value, int) else "index"
     return text, "text"
 
 
 VERL = Convention(
-    "verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(written_out(row["reward_model"]), dict)
+    "verl", ("prompt", "reward_model"), _verl, fits=lambda row: isinstance(parse_cell(row["reward_model"]), dict)
 )
 CHOICES = Convention(
     "choices", ("|".join(QUESTIONS), "|".join(OPTIONS), "|".join(CHOSEN)), _choices, "choice", certainty=2
@@ -400,8 +400,8 @@ TRL = Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, cert
 PLAIN = Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5)
 
 
-def whole(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
-    """The question in `column` with what belongs to it, a blank line between, and the columns that this comes from."""
+def with_context(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
+    """Add context and input to the question in `column`; return it with their columns. Blank lines divide them."""
     if row.get(column) != asked or column == "prompt" or any(name in row for name in PLACES):
         return asked, ()
     about = next((name for name in CONTEXTS if _adds(row, name, column, asked)), "")
@@ -411,7 +411,7 @@ def whole(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _adds(row: Columns, name: str, column: str, asked: str) -> bool:
-    """Whether a column has text that neither is in the question nor has it."""
+    """Return whether a column has text that neither is part of the question nor contains it."""
     value = row.get(name)
     if name == column or not isinstance(value, str) or not value.strip():
         return False
@@ -429,13 +429,12 @@ _ASKS = (*_MBPP_ASKS, *(name for name in QUESTIONS if name not in _MBPP_ASKS))
 _MBPP_TESTS = ("test_list", "tests")
 _APPS_TESTS = ("input_output", "tests")
 _COMPARING = ("math", "exact", "judge")
-"""Graders that compare answers, whatever tests stand beside them."""
+"""Graders that compare answers, and ignore tests beside them."""
 
 
 def _humaneval(row: Columns) -> Item:
-    """The prompt is the beginning of a function, whose imports and helpers the tests' way of calling needs: it stays in
-    `meta` as well."""
-    read = item(row, "prompt", "")
+    """Read a function's beginning as prompt; it stays in `meta` too, as the tests need its imports and helpers."""
+    read = build_item(row, "prompt", "")
     start = read.question.strip("\n")
     how = "Complete this Python program, and answer with the whole of it in one block of code."
     asked = f"{how}\n\n```python\n{start}\n```"
@@ -443,31 +442,32 @@ def _humaneval(row: Columns) -> Item:
 
 
 def _mbpp(row: Columns) -> Item:
-    """The tests are shown, as by its authors (arXiv 2108.07732): only they say what the function is called."""
+    """Read a row of MBPP and show its tests, as its authors do (arXiv 2108.07732): only they name the function."""
     if _compared(row):
-        return item(row, first_of(row, _ASKS), first_of(row, (name for name in ANSWERS if not missing(row.get(name)))))
-    read = item(row, first_of(row, _ASKS), "")
-    column = first_of(row, (name for name in _MBPP_TESTS if not empty(row.get(name))))
+        answers = (name for name in ANSWERS if not is_missing(row.get(name)))
+        return build_item(row, first_of(row, _ASKS), first_of(row, answers))
+    read = build_item(row, first_of(row, _ASKS), "")
+    column = first_of(row, (name for name in _MBPP_TESTS if not is_empty(row.get(name))))
     if (lines := lines_of(row.get(column))) is None:
         if column == "test_list":
-            raise Misfit(column, as_printed(row.get(column)) or "is not a list of tests, each a line of Python")
+            raise ColumnError(column, as_printed(row.get(column)) or "is not a list of tests, each a line of Python")
         return _with_how(read, row)
     shown = "\n".join(lines)
     asked = (
         f"{read.question.strip()} Answer with one block of Python. These tests must pass:\n\n```python\n{shown}\n```"
     )
-    return replace(read, question=asked)  # without our few words the tests would hide that a question is known
+    return replace(read, question=asked)  # without our few words, tests alone could hide that a question is known
 
 
 def _of_mbpp(row: Columns) -> bool:
-    """`tests` may be those of another convention, and a row without any of it, too, unless it asks as MBPP's do."""
+    """Return whether a row is of MBPP: `tests`, or a row without any, may be of another convention."""
     lines = any(lines_of(row.get(name)) for name in _MBPP_TESTS)
     return not (_only_chooses(row) or _compared(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
 
 
 def _compared(row: Columns) -> bool:
-    """Whether it names a grader that compares its answer."""
-    return row.get("grader") in _COMPARING and not all(missing(row.get(name)) for name in ANSWERS)
+    """Return whether it names a grader that compares its answer."""
+    return row.get("grader") in _COMPARING and not all(is_missing(row.get(name)) for name in ANSWERS)
 
 
 def _asks_as_mbpp(row: Columns) -> bool:
@@ -475,22 +475,22 @@ def _asks_as_mbpp(row: Columns) -> bool:
 
 
 def _without_tests(row: Columns) -> bool:
-    return all(empty(row.get(name)) for name in _APPS_TESTS)
+    return all(is_empty(row.get(name)) for name in _APPS_TESTS)
 
 
 def _only_chooses(row: Columns) -> bool:
-    """Whether it names an option, and its columns of tests hold none, as where rows of several kinds have one table."""
-    return names_option(row) and all(empty(row.get(name)) for name in {*_APPS_TESTS, *_MBPP_TESTS})
+    """Return whether it names an option and has no tests, as in a table with rows of several kinds."""
+    return names_option(row) and all(is_empty(row.get(name)) for name in {*_APPS_TESTS, *_MBPP_TESTS})
 
 
-def _untold(row: Columns) -> bool:
-    """Whether other rows may have the tests that it lacks."""
+def _undecided(row: Columns) -> bool:
+    """Return whether other rows may have the tests that it lacks."""
     return _without_tests(row) and _asks_for_programs(row)
 
 
 def _asks_for_programs(row: Columns) -> bool:
-    """Rows with an answer beside `input_output`, or `tests` that may be others, are of the conventions that read it; a
-    solution that has no box and is no number is a program."""
+    """Return whether a row asks for a program. One with an answer beside `input_output`, or beside `tests` of another
+    kind, does not; a solution without a box that is not a number is a program."""
     solution = str(row.get("solution"))
     solved = "\\boxed" in solution or rational(solution) is not None
     answered = solved or any(name in row for name in ANSWERS if name != "solution")
@@ -500,16 +500,16 @@ def _asks_for_programs(row: Columns) -> bool:
 
 
 def _livecodebench(row: Columns) -> Item:
-    read = item(row, "question_content", "")
-    return replace(_with_how(read, row), source=read.source or text(row, "platform"))
+    read = build_item(row, "question_content", "")
+    return replace(_with_how(read, row), source=read.source or read_text(row, "platform"))
 
 
 def _apps(row: Columns) -> Item:
-    """Also TACO, and rows whose `tests` are cases, or Python in one text: they are not shown, as they are many. Lines
-    of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
+    """Read a row of APPS or TACO, or one whose `tests` are cases, or Python in one text; they are too many to be shown.
+    Lines of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
     if _compared(row) or lines_of(row.get("tests")):
         return _mbpp(row)
-    read = item(row, first_of(row, QUESTIONS), "")
+    read = build_item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
 
 
@@ -518,8 +518,8 @@ def _of_apps(row: Columns) -> bool:
 
 
 def _with_how(read: Item, row: Columns) -> Item:
-    """Its question says what kind of program answers it."""
-    start = text(row, "starter_code").strip("\n")
+    """Add to its question which kind of program answers it."""
+    start = read_text(row, "starter_code").strip("\n")
     if start:
         how = f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
     elif isinstance(tests := row.get("tests"), str) and not tests.lstrip().startswith(("[", "{")):
@@ -535,5 +535,5 @@ HUMANEVAL = Convention("humaneval", ("prompt", "test", "entry_point"), _humaneva
 LIVECODEBENCH = Convention(
     "livecodebench", ("question_content", "public_test_cases|private_test_cases"), _livecodebench, CODE
 )
-MBPP = Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1, untold=_untold)
-APPS = Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1, untold=_untold)
+MBPP = Convention("mbpp", ("|".join(_ASKS), "|".join(_MBPP_TESTS)), _mbpp, CODE, _of_mbpp, 1, undecided=_undecided)
+APPS = Convention("apps", ("|".join(QUESTIONS), "|".join(_APPS_TESTS)), _apps, CODE, _of_apps, 1, undecided=_undecided)

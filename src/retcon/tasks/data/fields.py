@@ -1,4 +1,4 @@
-"""What is read out of a row: a question, what tells right answers, and where from."""
+"""Readers of a row's fields: question, answer, tests, messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from retcon.tasks.graders.text import MARK, final_answer
 from retcon.tasks.grading.cases import as_printed, plain
 
 Columns = Mapping[str, Any]
-Told = tuple[tuple[str, str], ...]
+Messages = tuple[tuple[str, str], ...]
 """Messages, (role, text)."""
 NO_MARKS = ("0", "0.0", "false", "no")
-"""In a column of marks."""
+"""Values of a column of marks that mark nothing."""
 _KEYS = ({"role", "content"}, {"from", "value"})
-"""Of a message; of the second sort it is refused by name."""
+"""Keys of a message; the second kind is recognised to be refused by name."""
 _MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](?:role|content|from|value)["']\s*:.*\}\s*\]\s*""", re.DOTALL)
-"""A text that is meant as a list of messages."""
+"""A text that looks like a list of messages."""
 
 
 class Row(NamedTuple):
-    """where: file and line, item or row, for messages. number: of that line. before: the columns that any row before it
-    has."""
+    """One row of data. where: file and line, item or row, for errors. number: of that line. before: columns of earlier
+    rows."""
 
     columns: dict[str, Any]
     number: int
@@ -37,20 +37,20 @@ class Row(NamedTuple):
 
     @property
     def new(self) -> Set[str]:
-        """Its columns that no row before it has: one of them may be meant by a column that it lacks."""
+        """Return its columns that earlier rows lack; one may stand for a missing column."""
         return self.columns.keys() - self.before
 
 
 class Moment(str):
-    """A time, date or duration as text, of a column of such a type, which does not keep how it was written."""
+    """Text of a time, date or duration, whose original notation is lost."""
 
 
 class DataError(RetconError):
-    """Data cannot serve as tasks: names the file, the line, the column, and the nearest valid choice."""
+    """Data cannot serve as tasks: names file, line, column and the nearest valid choice."""
 
 
-class Misfit(Exception):
-    """A row's column cannot be read. Whoever knows the row's file and line makes a `DataError` of it."""
+class ColumnError(Exception):
+    """A row's column cannot be read; a caller that knows file and line raises a `DataError`."""
 
     def __init__(self, column: str, why: str) -> None:
         super().__init__(f"column '{column}' {why}")
@@ -59,16 +59,15 @@ class Misfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A row, read.
+    """The fields of a row as read.
 
-    answer: "" where it has none. grader: that the row itself names, "" where it names none. source: the data set that
-    the row says it is from. reference: a worked solution. before: what is said before the question, (role, text). meta:
-    what else graders or people may want to know. named_by: whether the answer names an option by its `text` or its
-    `index`, "" where it does not, or may be either. asked_with: the columns whose text is part of the question, though
-    another holds it. unread: why its grader cannot read the answer, "" where it can. cases: where tests of a program
-    stand in the answer's place, their text: the answer to whatever grades it, but for `code`, which finds them in meta.
-    said: the answer as the row has it, where `answer` is the letter of the option that it names, else "". bare: the
-    question without words of ours on how to answer, "" where there are none.
+    answer: "" if missing. grader: named by the row, else "". source: data set named by the row. reference: a worked
+    solution. before: earlier messages, (role, text). meta: other columns, for graders or people. named_by: whether the
+    answer names an option by its `text` or its `index`, "" where it does not, or may be either. asked_with: further
+    columns whose text is part of the question. unread: why its grader cannot read the answer, "" if it can. cases: the
+    text of a program's tests where they stand in the answer's place: the answer for every grader except `code`, which
+    finds them in meta. raw_answer: the row's own answer, where `answer` is the letter of that option, else "". bare:
+    the question without Retcon's instructions on how to answer, "" without any.
     """
 
     question: str
@@ -78,105 +77,105 @@ class Item:
     grader: str = ""
     source: str = ""
     reference: str = ""
-    before: Told = ()
+    before: Messages = ()
     meta: Columns = field(default_factory=dict)
     named_by: str = ""
     asked_with: tuple[str, ...] = ()
     unread: str = ""
     cases: str = ""
-    said: str = ""
+    raw_answer: str = ""
     bare: str = ""
 
 
-def missing(value: object) -> bool:
-    """None, and what a table holds where it holds nothing."""
+def is_missing(value: object) -> bool:
+    """Return whether a value is missing, such as a table's empty cell."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
-def empty(value: object) -> bool:
-    """What is missing, and lists and objects that hold nothing, as they are or as JSON."""
-    return missing(value) or value in ([], {}, "[]", "{}")
+def is_empty(value: object) -> bool:
+    """Return whether a value is missing, or empty, also as JSON."""
+    return is_missing(value) or value in ([], {}, "[]", "{}")
 
 
-def marks(value: object) -> bool:
-    """Whether a row is marked by what stands in such a column: anything but nothing, and words and numbers for no."""
-    said = value.strip().lower() if isinstance(value, str) else value
-    return not (missing(said) or said in (0, [], {}) or said in NO_MARKS)
+def is_marked(value: object) -> bool:
+    """Return whether a value of a marking column marks its row; false, no and 0 do not."""
+    mark = value.strip().lower() if isinstance(value, str) else value
+    return not (is_missing(mark) or mark in (0, [], {}) or mark in NO_MARKS)
 
 
-def text(row: Columns, column: str) -> str:
-    """A text, or a number or truth as text; "" where there is none. Raises Misfit."""
+def read_text(row: Columns, column: str) -> str:
+    """Read a text, number or boolean as text; "" if missing. Raises ColumnError."""
     value = row.get(column)
-    if missing(value):
+    if is_missing(value):
         return ""
     if isinstance(value, Moment):
         kind = f"is of a type for times and dates, in which 9:05 reads as 09:05:00, found '{value}'"
-        raise Misfit(column, f"{kind}: write the column as text (in DuckDB, read it as VARCHAR)")
+        raise ColumnError(column, f"{kind}: write the column as text (in DuckDB, read it as VARCHAR)")
     if isinstance(value, str):
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float):
-        return in_full(value[0])
+        return to_text(value[0])
     if not isinstance(value, int | float):
-        raise Misfit(column, f"is {_kind(value)}, where text or a number belongs")
-    return in_full(value)
+        raise ColumnError(column, f"is {_kind(value)}, where text or a number belongs")
+    return to_text(value)
 
 
-def in_full(value: object) -> str:
-    """As text, a number in plain decimals: `1e-07` is the product of a letter to those who read formulas."""
+def to_text(value: object) -> str:
+    """Render a value as text, numbers in plain decimals: a formula would read `1e-07` as a product."""
     if isinstance(value, float) and math.isfinite(value):
         return str(int(value)) if value.is_integer() else f"{Decimal(repr(value)):f}"
     return str(value)
 
 
-def written_out(value: object) -> object:
-    """The list or object that is a text, as in a cell of a CSV: as JSON, or as Python writes them; else the value."""
+def parse_cell(value: object) -> object:
+    """Parse a cell with a list or object, in JSON or Python notation. Other values are returned unchanged."""
     try:
         return plain(value)
     except (ValueError, RecursionError):
         return value
 
 
-def objects(row: Columns, column: str) -> Columns:
-    """An object. Raises Misfit."""
-    value = written_out(row.get(column))
+def read_object(row: Columns, column: str) -> Columns:
+    """Read an object. Raises ColumnError."""
+    value = parse_cell(row.get(column))
     if not isinstance(value, dict):
-        raise Misfit(column, f"is {_kind(value)}, where an object belongs")
+        raise ColumnError(column, f"is {_kind(value)}, where an object belongs")
     return value
 
 
-def prompt(row: Columns, column: str) -> tuple[str | None, Told, str]:
-    """System prompt, what is said before the question, and the question, of text or of messages: those end with one of
-    the user, before which user and assistant take turns (worked examples). Raises Misfit for other conversations."""
+def read_prompt(row: Columns, column: str) -> tuple[str | None, Messages, str]:
+    """Read text or messages as system prompt, earlier messages and question. User and assistant take turns (worked
+    examples) up to the question, a last message of the user. Raises ColumnError for other conversations."""
     value = _messages(row.get(column), column)
     if not isinstance(value, list):
-        return None, (), text({column: value}, column)
-    told: list[tuple[str, str]] = []
+        return None, (), read_text({column: value}, column)
+    messages: list[tuple[str, str]] = []
     for message in value:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise Misfit(column, "is a list, but not of messages with role and content")
-        told.append((message["role"], _content(message.get("content"), column)))
-    system = told.pop(0)[1] if told and told[0][0] in ("system", "developer") else None
-    for n, (role, _) in enumerate(told):
+            raise ColumnError(column, "is a list, but not of messages with role and content")
+        messages.append((message["role"], _content(message.get("content"), column)))
+    system = messages.pop(0)[1] if messages and messages[0][0] in ("system", "developer") else None
+    for n, (role, _) in enumerate(messages):
         if role != ("user", "assistant")[n % 2]:
-            raise Misfit(column, f"has a message of the role '{role}' as its {_place(n, system)}: after a system "
+            raise ColumnError(column, f"has a message of the role '{role}' as its {_place(n, system)}: after a system "
                          "message, if any, user and assistant take turns, and the user has the last word")  # fmt: skip
-    if len(told) % 2 == 0:
-        raise Misfit(column, "does not end with a message of the user, which is the question")
-    return system, tuple(told[:-1]), told[-1][1]
+    if len(messages) % 2 == 0:
+        raise ColumnError(column, "does not end with a message of the user, which is the question")
+    return system, tuple(messages[:-1]), messages[-1][1]
 
 
 def _messages(value: object, column: str) -> object:
-    """The messages that are a text (`written_out`), else the value. Raises Misfit for a text that is meant as a list of
-    them and cannot be read."""
+    """Parse messages in text (`parse_cell`), else return the value. Raises ColumnError for a text that looks like
+    messages and cannot be read."""
     if not isinstance(value, str):
         return value
-    found = written_out(value)
+    found = parse_cell(value)
     first = found[0] if isinstance(found, list) and found else found
     if found == [] or (isinstance(first, dict) and any(keys <= first.keys() for keys in _KEYS)):
         return found
     if found is value and _MESSAGES.fullmatch(value):
-        raise Misfit(column, as_printed(value) or f"is meant as messages, and can be read neither as JSON nor as lists "
-                     f"that Python writes: {value!r:.40}")  # fmt: skip
+        raise ColumnError(column, as_printed(value) or "is meant as messages, and can be read neither as JSON nor as "
+                          f"lists that Python writes: {value!r:.40}")  # fmt: skip
     return value
 
 
@@ -185,16 +184,16 @@ def _place(n: int, system: str | None) -> str:
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number, 'th') }"
 
 
-def marked(answer: str) -> tuple[str, str]:
-    r"""(final answer, worked solution): of a text that ends in `#### 72` or holds a `\boxed{72}` the answer marked, and
-    the text; of any other, itself and ""."""
+def split_solution(answer: str) -> tuple[str, str]:
+    r"""Split a text into final answer and worked solution. A text that ends in `#### 72` or holds a `\boxed{72}` is the
+    solution of the marked answer; any other is the answer, without a solution."""
     if ends_in_mark(answer) or "\\boxed" in answer:
         return (final_answer(answer) or "").strip(), answer
     return answer.strip(), ""
 
 
 def ends_in_mark(answer: str) -> bool:
-    """Whether the last line is `#### …`, as in GSM8K."""
+    """Return whether the last line is `#### …`, as in GSM8K."""
     return answer.rstrip().rpartition("\n")[2].startswith(MARK)
 
 
@@ -203,7 +202,7 @@ def _content(value: object, column: str) -> str:
         return value
     if isinstance(value, Sequence) and all(isinstance(part, dict) and part.get("type") == "text" for part in value):
         return "".join(str(part.get("text", "")) for part in value)
-    raise Misfit(column, "holds a message that is not text: images and the like are not read")
+    raise ColumnError(column, "holds a message that is not text: images and the like are not read")
 
 
 def _kind(value: object) -> str:
@@ -214,10 +213,10 @@ def _kind(value: object) -> str:
     return f"{name} of {len(value)}" if isinstance(value, list | dict) else name
 
 
-# What makes two questions the same, and the words that overlap is counted in. Linear in the text.
+# When two questions are the same, and the words of their overlap. Linear in the text.
 #
-# `$x = 1$` and `\[x=1.\]` are the same question, `\cos 150^\circ` and `\cos(-150^\circ)` are not: only layout is taken
-# away, never a digit, a sign or a name.
+# `$x = 1$` and `\[x=1.\]` are the same question, `\cos 150^\circ` and `\cos(-150^\circ)` are not: only layout is
+# removed, never a digit, a sign or a name.
 
 _LAYOUT = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|quad|qquad)(?![A-Za-z])"  # how formulas are set
@@ -235,33 +234,33 @@ _MARKED = {
     for code in range(0x80, 0x3000)
     if (kind := unicodedata.decomposition(chr(code)).partition(" ")[0]) in _APART
 }
-"""Characters that Unicode takes for plain ones at another height, with what keeps them apart: `2²` is not `22`."""
+"""Raised and lowered forms of plain characters, with a separator: `2²` is not `22`."""
 
 
 NAMED = 12
-"""Digits of its key that a question without an id is named by."""
+"""Digits of its key that name a question without an id."""
 
 
-def canonical(question: str) -> str:
-    """The question without what is mere layout: space, marks of formulas, capitals that begin words, a full stop."""
+def canonicalize(question: str) -> str:
+    """Remove layout from a question: space, formula marks, initial capitals, a full stop."""
     text = _plain(question)
     text = _ALIAS.sub(lambda found: _ALIASES[found[0]], _LAYOUT.sub(" ", text))
     text = _CAPITAL.sub(lambda found: found[0].lower(), text)
     return _IDLE_SPACE.sub("", " ".join(text.split())).rstrip(" .?")
 
 
-def key(question: str) -> str:
-    """32 hexadecimal digits that tell a question, but for layout: the same on every machine."""
-    return hashlib.sha256(canonical(question).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+def question_key(question: str) -> str:
+    """Hash a question without its layout: 32 hexadecimal digits, equal on every machine."""
+    return hashlib.sha256(canonicalize(question).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def words(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case; those of drawings (`[asy] … [/asy]`) are none."""
+def split_words(text: str) -> list[str]:
+    """Split text into lower-case words, without drawings (`[asy] … [/asy]`)."""
     begun = text.split("[asy]")
-    told = " ".join([begun[0], *(part.partition("[/asy]")[2] or part for part in begun[1:])])
-    return _WORD.findall(_plain(told).casefold())
+    without = " ".join([begun[0], *(part.partition("[/asy]")[2] or part for part in begun[1:])])
+    return _WORD.findall(_plain(without).casefold())
 
 
 def _plain(text: str) -> str:
-    """In characters that are not mere forms of others."""
+    """Replace compatibility characters by plain ones."""
     return unicodedata.normalize("NFKC", text.translate(_MARKED))

@@ -1,6 +1,6 @@
-"""From settings to tasks: every row is read, named, and kept or dropped for a reason that is counted.
+"""Loader of tasks: every row is read, named, and kept or dropped for a counted reason.
 
-row → columns as mapped → convention → split → has it an answer → seen before → fits the limit → overlaps
+row → columns as mapped → convention → split → has an answer → duplicate → fits the limit → overlaps
 """
 
 from __future__ import annotations
@@ -17,8 +17,28 @@ from typing import TYPE_CHECKING, Any, Literal
 from retcon.core.errors import RecipeError, TaskWarning, nearest
 from retcon.core.texts import counted
 from retcon.tasks.benchmarks import fill_prompt, resolve
-from retcon.tasks.data.conventions import CODE, PLAIN, QUESTIONS, Convention, Untold, named, others, recognised
-from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, empty, key, marks, words
+from retcon.tasks.data.conventions import (
+    CODE,
+    PLAIN,
+    QUESTIONS,
+    Convention,
+    UndecidedConvention,
+    equivalent_columns,
+    find_convention,
+    recognise,
+)
+from retcon.tasks.data.fields import (
+    NAMED,
+    ColumnError,
+    Columns,
+    DataError,
+    Item,
+    Row,
+    is_empty,
+    is_marked,
+    question_key,
+    split_words,
+)
 from retcon.tasks.data.rows import (
     TRAIN,
     Origin,
@@ -26,15 +46,15 @@ from retcon.tasks.data.rows import (
     files_of,
     folder_of,
     has_splits,
-    imported_tasks,
-    mapped,
+    import_tasks,
+    map_columns,
     origin_of,
     read_rows,
     short_name,
     split_of,
     splits_of,
 )
-from retcon.tasks.data.tasks import LOOK, DataTasks, Part, content
+from retcon.tasks.data.tasks import LOOK, DataTasks, Part, hash_task
 from retcon.tasks.grading.cases import PLACES, is_tests
 from retcon.tasks.grading.registry import Kind, kind_of
 from retcon.tasks.registry import CountTokens, TaskSet, task_set, training_tasks
@@ -43,16 +63,14 @@ from retcon.tasks.types import Task
 if TYPE_CHECKING:
     from retcon.tasks.data.settings import FileTaskSettings, TaskSource
 
-# Training questions that repeat questions of an evaluation.
+# Training questions that repeat questions of an evaluation, by one of two rules:
 #
-# Two rules, and a match is one or the other:
-#
-# same      the canonical text is the same (`text.canonical`). 13-gram   more than half of the evaluation question's
-# words stand in runs of 13 words that the one training question has           too. Words are lower-case runs of letters
-# and digits, drawings left out. 13 words, and passing over runs that
-#           stand in more than 10 places, are GPT-3's (arXiv 2005.14165, appendix C); "more than half of it, by a single
-#           training instance" is Tülu 3's (arXiv 2411.15124, section 3.2), which takes runs of 8. A question of fewer
-#           words has none.
+# same      the canonical text is the same (`fields.canonicalize`).
+# 13-gram   more than half of the evaluation question's words stand in runs of 13 words that the one training question
+#           has too. Words are lower-case runs of letters and digits, drawings left out. 13 words, and ignoring runs in
+#           more than 10 places, are GPT-3's (arXiv 2005.14165, appendix C); "more than half of it, by a single training
+#           instance" is Tülu 3's (arXiv 2411.15124, section 3.2), which takes runs of 8. A question of fewer words has
+#           no runs.
 
 RUN = 13
 MOST_PLACES = 10
@@ -63,7 +81,7 @@ Gram = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """evaluation: which question, as it was named. share: of its words, 1 where the text is the same."""
+    """A repeated evaluation question. evaluation: its name. share: of its words, 1 where the text is the same."""
 
     rule: Literal["same", "13-gram"]
     evaluation: str
@@ -71,8 +89,8 @@ class Match:
 
 
 class EvaluationIndex:
-    """The questions of evaluations, to look training questions up in. questions: (name, question); the time to build it
-    and of each look-up is linear in the text."""
+    """Index of evaluation questions for look-ups of training questions. questions: (name, question); building it and
+    each look-up take linear time in the text."""
 
     def __init__(self, questions: Iterable[tuple[str, str]]) -> None:
         self._same: dict[str, str] = {}
@@ -80,11 +98,11 @@ class EvaluationIndex:
         self._lengths: list[int] = []
         places: defaultdict[Gram, list[tuple[int, int]]] = defaultdict(list)
         for name, question in questions:
-            same = key(question)
+            same = question_key(question)
             if same in self._same:
                 continue
             self._same[same] = name
-            found = words(question)
+            found = split_words(question)
             for start, gram in enumerate(_grams(found)):
                 if len(places[gram]) <= MOST_PLACES:
                     places[gram].append((len(self._names), start))
@@ -93,18 +111,18 @@ class EvaluationIndex:
         self._places = {gram: there for gram, there in places.items() if len(there) <= MOST_PLACES}
 
     def __len__(self) -> int:
-        """How many different questions there are."""
+        """Count the different questions."""
         return len(self._names)
 
     def match(self, question: str, same: str = "") -> Match | None:
-        """What a training question repeats, the evaluation question that it covers most of; None where nothing. same:
-        its `text.key`, where that is known."""
-        if self._names and (name := self._same.get(same or key(question))) is not None:
+        """Find the evaluation question that a training question repeats most, or None. same: its `question_key`, where
+        known."""
+        if self._names and (name := self._same.get(same or question_key(question))) is not None:
             return Match("same", name, 1.0)
         if not self._places:
             return None
         begun: defaultdict[int, set[int]] = defaultdict(set)
-        for gram in set(_grams(words(question))):
+        for gram in set(_grams(split_words(question))):
             for evaluation, start in self._places.get(gram, ()):
                 begun[evaluation].add(start)
         best = max(((_covered(starts) / self._lengths[n], n) for n, starts in begun.items()), default=(0.0, 0))
@@ -116,7 +134,7 @@ def _grams(found: list[str]) -> Iterable[Gram]:
 
 
 def _covered(starts: set[int]) -> int:
-    """Words that runs from these places cover."""
+    """Count the words that runs from these places cover."""
     total, end = 0, 0
     for start in sorted(starts):
         total += start + RUN - max(start, end)
@@ -125,21 +143,21 @@ def _covered(starts: set[int]) -> int:
 
 
 OF_TEXTS = ("math", "exact", "choice")
-"""Graders of answers in words, numbers and letters, to which tests say nothing."""
+"""Graders of answers in words, numbers and letters, which ignore tests."""
 
 
-def refuse_unknown(grader: str, where: str) -> None:
-    """Raises DataError where there is no such grader; import paths are taken as they are."""
+def check_grader_name(grader: str, where: str) -> None:
+    """Raise DataError for an unknown grader; import paths are not checked."""
     try:
         kind_of(grader)
     except RecipeError as error:
         raise DataError(f"{where}: {error}") from None
 
 
-def graded_item(item: Item, given: str, usual: str) -> tuple[Item, str]:
-    """An item with its answer to the grader that it is graded by, and that grader: the one that it names, else the one
-    that is `given` for those that name none, else its convention's `usual` one. Tests in the answer's place are graded
-    by `code` where what is given compares texts."""
+def choose_grader(item: Item, given: str, usual: str) -> tuple[Item, str]:
+    """Return the item with the answer for its grader, and that grader. It is the one that the item names, else the
+    `given` default, else its convention's `usual` one. Tests in the answer's place are graded by `code` where the given
+    one compares texts."""
     if not item.cases:
         return item, item.grader or given or usual
     grader = item.grader or (given if given not in OF_TEXTS else "") or CODE
@@ -147,30 +165,29 @@ def graded_item(item: Item, given: str, usual: str) -> tuple[Item, str]:
 
 
 def is_answered(item: Item | Task, grader: str) -> bool:
-    """Whether an item has what its grader compares replies with: an answer, or tests where it may look at them."""
+    """Return whether an item has what its grader needs: an answer, or tests."""
     return (grader != CODE and bool(item.answer)) or (grader not in OF_TEXTS and has_tests(item))
 
 
 def has_tests(item: Item | Task) -> bool:
-    """Whether there is anything to run an answer's program against."""
-    return is_tests(item.answer) or any(not empty(item.meta.get(name)) for name in PLACES)
+    """Return whether there are tests for an answer's program."""
+    return is_tests(item.answer) or any(not is_empty(item.meta.get(name)) for name in PLACES)
 
 
 def in_words(task: Task) -> bool:
-    """Whether the task's grader takes its answer, which is in words, for something else."""
+    """Return whether the task's grader misreads its answer in words."""
     kind = _kind(task)
     return kind is not None and kind.in_words is not None and kind.in_words(task.answer)
 
 
 def ambiguous(task: Task) -> str:
-    """How the task's grader reads its answer where that may mean something else, "" where it may not."""
+    """Return how the task's grader reads an ambiguous answer, else ""."""
     kind = _kind(task)
     return "" if kind is None or kind.ambiguous is None else kind.ambiguous(task.answer)
 
 
 def unread(grader: str, item: Item) -> str:
-    """Why a grader could compare nothing with an item's answer or tests, "" where it could, or takes a sandbox to
-    tell."""
+    """Return why a grader cannot use an item, or "". That is "" also where only a sandbox could tell."""
     kind = kind_of(grader)
     try:
         if kind.read is not None:
@@ -181,8 +198,8 @@ def unread(grader: str, item: Item) -> str:
 
 
 def unreadable(tasks: Iterable[Task]) -> list[tuple[Task, str]]:
-    """The tasks whose answers their grader could compare nothing with, and why, in their order, but for what `unread`
-    tells. Raises MissingExtra and SandboxUnavailable where a grader cannot read answers without."""
+    """Find tasks whose answers their grader's parser refuses, and why. In order, without those of `unread`.
+    Raises MissingExtra and SandboxUnavailable where a grader needs these to read answers."""
     kept = [(task, kind) for task in tasks if (kind := _kind(task)) is not None]
     answers: dict[str, list[str]] = {}
     for task, kind in kept:
@@ -201,40 +218,40 @@ def _kind(task: Task) -> Kind | None:
 Role = Literal["train", "evaluation"]
 CHOICE = "choice"
 SHOWN = 20
-"""Places of what was dropped that are kept, of each reason."""
+"""Places of dropped rows that are kept for each reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A task, and the file and line that it stands in. same: its question's `text.key`. unread, bare: as in `Item`.
-    said: so too, where a letter is what is graded."""
+    """A task with its file and line. same: its `question_key`. unread, bare: those of its `Item`. raw_answer: that of
+    its `Item` where a letter is graded."""
 
     task: Task
     where: str
     same: str
     unread: str = ""
-    said: str = ""
+    raw_answer: str = ""
     bare: str = ""
 
     @property
     def compared(self) -> str:
-        """What other questions may overlap with: words of ours would make short ones alike."""
+        """Return the question to compare. Our instructions would make short ones alike, and are left out."""
         return self.bare or self.task.question
 
     @property
     def shown(self) -> str:
-        """The answer as whoever looks for it finds it in the file."""
-        return self.said or self.task.answer
+        """Return the answer as it stands in the file."""
+        return self.raw_answer or self.task.answer
 
 
 @dataclass(slots=True)
 class ReadSource:
-    """A source and what became of its rows.
+    """A source with its kept and dropped rows.
 
     dropped: rows by reason; where_dropped: the first places of each. conflicting: (place, first place) of dropped
     duplicates that have another answer.
-    asked_with: rows by the columns that their questions also come from. named_by: how the first row that tells names
-    options (`Item`), and its place.
+    asked_with: rows by the further columns that their questions come from. named_by: how the first row that decides it
+    names options (`Item`), and its place.
     """
 
     settings: TaskSource
@@ -253,7 +270,7 @@ class ReadSource:
     named_by: tuple[str, str] = ("", "")
 
     def unread(self, item: Item, grader: str, where: str) -> str:
-        """Why the grader cannot read a row's answer, "" where it can: options are named in one way throughout."""
+        """Return why the grader cannot read a row's answer, or ""; all rows must name options in one way."""
         if grader == CHOICE and item.named_by:
             self.named_by = self.named_by if self.named_by[0] else (item.named_by, where)
             if self.named_by[0] != item.named_by:
@@ -268,13 +285,13 @@ class ReadSource:
             places.append(where)
 
     def identity(self) -> dict[str, Any]:
-        """JSON types."""
+        """Describe the source for the run manifest, as JSON types."""
         if self.tasks is not None:
-            tasks = [content(task) for _, task in zip(range(LOOK), training_tasks(self.tasks, 0), strict=False)]
+            tasks = [hash_task(task) for _, task in zip(range(LOOK), training_tasks(self.tasks, 0), strict=False)]
             return {"path": self.settings.path, "origin": self.origin, "weight": self.settings.weight,
                     "content": _combined(tasks)}  # fmt: skip
         kept = [*self.train, *self.evaluation]
-        train, evaluation = ([content(p.task) for p in placed] for placed in (self.train, self.evaluation))
+        train, evaluation = ([hash_task(p.task) for p in placed] for placed in (self.train, self.evaluation))
         about = self.settings.model_dump(
             include={"path", "columns", "split", "subset", "revision", "weight", "benchmark", "prompt"}
         )
@@ -289,33 +306,33 @@ class ReadSource:
 
 @dataclass(slots=True)
 class Loaded:
-    """All sources, read. overlaps: (place, match) of training tasks that repeat what evaluation asks, found and not
+    """All sources as read. overlaps: (place, match) of training tasks that repeat evaluation questions and were not
     dropped."""
 
     settings: FileTaskSettings
     sources: list[ReadSource]
     overlaps: list[tuple[str, Match]] = field(default_factory=list)
 
-    def refuse_overlap(self) -> None:
-        """Raises DataError where there is overlap that the settings do not allow."""
+    def check_overlap(self) -> None:
+        """Raise DataError for overlap that the settings do not allow."""
         if not self.overlaps or self.settings.overlap != "refuse":
             return
-        told = [f"{where}: {_told(match)}" for where, match in self.overlaps[:3]]
+        lines = [f"{where}: {_describe_match(match)}" for where, match in self.overlaps[:3]]
         raise DataError(
-            f"{len(self.overlaps)} training tasks overlap with evaluation:\n  " + "\n  ".join(told)
+            f"{len(self.overlaps)} training tasks overlap with evaluation:\n  " + "\n  ".join(lines)
             + '\noverlap = "drop" leaves them out, "allow" trains on them'
         )  # fmt: skip
 
-    def refuse_unread(self) -> None:
-        """Raises DataError where an answer cannot be read, and that takes no sandbox to tell."""
+    def check_answers(self) -> None:
+        """Raise DataError for answers that are unreadable even without a sandbox's help."""
         wrong = [one for source in self.sources for one in (*source.train, *source.evaluation) if one.unread]
         if wrong:
-            told = [f"{one.where}: {f'{one.shown!r:.40}: ' if one.shown else ''}{one.unread}"
-                    for one in wrong[:3]]  # fmt: skip
-            raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(told))
+            lines = [f"{one.where}: {f'{one.shown!r:.40}: ' if one.shown else ''}{one.unread}"
+                     for one in wrong[:3]]  # fmt: skip
+            raise DataError(f"{counted(len(wrong), 'answer')} that no grader can read:\n  " + "\n  ".join(lines))
 
     def warn_of_drops(self) -> None:
-        """Warns (TaskWarning) of what was dropped, one line a source."""
+        """Warn (TaskWarning) of dropped rows, one line a source."""
         for source in self.sources:
             if source.dropped:
                 kept = len(source.train) + len(source.evaluation)
@@ -324,12 +341,12 @@ class Loaded:
                 warnings.warn(line, TaskWarning, stacklevel=3)
 
     def tasks(self) -> DataTasks:
-        """Raises DataError where there is no task at all."""
+        """Build the task set. Raises DataError without any task."""
         parts = _parts(self.sources)
         held_out = tuple(p.task for source in self.sources for p in source.evaluation)
         if not parts and not held_out:
-            said = "; ".join(f"{n} {r}" for s in self.sources for r, n in s.dropped.items())
-            raise DataError(f"{self.sources[0].settings.path}: no row can be used: {said}")
+            reasons = "; ".join(f"{n} {r}" for s in self.sources for r, n in s.dropped.items())
+            raise DataError(f"{self.sources[0].settings.path}: no row can be used: {reasons}")
         name = (
             self.settings.name
             or "+".join(dict.fromkeys(s.name for s in self.sources if s.train or s.tasks))
@@ -348,7 +365,7 @@ class Loaded:
 
 
 def _parts(sources: Iterable[ReadSource]) -> tuple[Part, ...]:
-    """Those that train. Task sets of one name are told apart by their paths: each grades its own tasks."""
+    """Return the training parts. Task sets with equal names get their paths too, as each grades its own tasks."""
     named: dict[str, str] = {}
     found: list[Part] = []
     for source in sources:
@@ -362,28 +379,28 @@ def _parts(sources: Iterable[ReadSource]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _told(match: Match) -> str:
+def _describe_match(match: Match) -> str:
     if match.rule == "same":
         return f"the same as {match.evaluation}"
     return f"{match.share:.0%} of {match.evaluation} stands in it (runs of 13 words)"
 
 
 def _combined(hashes: Iterable[str]) -> str:
-    """Of several hashes, whatever their order."""
+    """Hash several hashes, whatever their order."""
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
 
 
 _ASKED = ("question", "context", "input")
-"""What `columns` may map that is asked."""
+"""Fields of `columns` that are part of the question."""
 _ONLY_ASKED = replace(PLAIN, name="asked", needs=("|".join(QUESTIONS),))
 """Reads a row with a question and no answer, such as an evaluation's; never recognised by columns."""
 MOST_ANSWER = 20_000
 MOST_QUESTION = 1_000_000
-"""Characters. What is longer is no answer or question, but a column that was mistaken for one."""
+"""Most characters; a longer text is another column mistaken for an answer or question."""
 
 
 def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) -> Loaded:
-    """Reads all sources. See `FileTaskSettings.open` for what it raises, but for overlap, which is noted."""
+    """Read all sources. Raises as `FileTaskSettings.open`, except for overlap, which is recorded."""
     if settings.max_prompt_tokens and count_tokens is None:
         raise DataError(
             f"max_prompt_tokens = {settings.max_prompt_tokens}: prompts are counted in the model's tokens, and there "
@@ -404,46 +421,45 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
 
 
 def _warn_of_idle_keys(sources: Sequence[ReadSource]) -> None:
-    """Tells what is said of a data set of the hub and concerns none of the sources (TaskWarning)."""
+    """Warn (TaskWarning) of settings for hub data sets that no source is one of."""
     for name in ("subset", "revision"):
-        told = {"", *(getattr(read.settings, name) for read in sources if read.origin == "hub")}
+        known = {"", *(getattr(read.settings, name) for read in sources if read.origin == "hub")}
         for read in sources:
-            if (value := getattr(read.settings, name)) not in told:
+            if (value := getattr(read.settings, name)) not in known:
                 idle = f"task.{name} = '{value}' (of `retcon data`: --{name}) does nothing"
                 warnings.warn(f"{idle}: {read.settings.path} is no data set of the hub", TaskWarning, stacklevel=3)
-                told.add(value)
+                known.add(value)
 
 
 class _Loader:
-    """Reads sources one after another; what came before is known."""
+    """Reader of sources in turn, which knows the tasks of earlier ones."""
 
     def __init__(self, settings: FileTaskSettings, count_tokens: CountTokens | None) -> None:
         self._settings, self._count_tokens = settings, count_tokens
         self._by_hash = not (settings.evaluation_path or settings.evaluation_split)
         self._measures = self._by_hash and settings.evaluation_share == 1
-        self._seen: dict[tuple[Role, str, str], tuple[str, str]] = {}  # by question and what is said before it
+        self._seen: dict[tuple[Role, str, str], tuple[str, str]] = {}  # by question and earlier messages
         self._ids: set[str] = set()
         self._made: Counter[str] = Counter()
         self._columns: dict[str, None] = {}  # of all rows, in their order
 
     def warn_of_idle_marks(self) -> None:
-        """Tells of a column of marks, other than the usual one, that no row has (TaskWarning): of several files, as of
-        stages, one may be marked and another not."""
+        """Warn (TaskWarning) of a marking column that no row has, except the default."""
         usual = type(self._settings).model_fields["marked"].default
         for name in self._settings.marked:
             if name not in self._columns and name not in usual and self._columns:
                 close, there = nearest(name, self._columns), ", ".join(self._columns)
-                told = f"task.marked: no row of {self._settings.name or 'the tasks'} has a column '{name}'{close}"
-                warnings.warn(f"{told}, which leaves out none; there are: {there}", TaskWarning, stacklevel=3)
+                idle = f"task.marked: no row of {self._settings.name or 'the tasks'} has a column '{name}'{close}"
+                warnings.warn(f"{idle}, which leaves out none; there are: {there}", TaskWarning, stacklevel=3)
 
     def read(self, source: TaskSource, role: Role) -> ReadSource:
-        """role: what the source is for; rows of a source that trains may be for evaluation all the same."""
+        """Read a source. role: its use; some rows of a training source may be for evaluation."""
         source, benchmark = resolve(source)
         origin = origin_of(source.path)
         if origin in ("family", "import"):
             if role == "evaluation":
                 raise DataError(f"evaluation_path = {source.path}: it is a task set of its own; name rows (a file)")
-            tasks = task_set(source.path) if origin == "family" else imported_tasks(source.path)
+            tasks = task_set(source.path) if origin == "family" else import_tasks(source.path)
             return ReadSource(source, origin, tasks.name, tasks=tasks)
         splits = splits_of(source, origin)
         if splits is not None and self._measures and role == "train" and not source.split:
@@ -451,20 +467,20 @@ class _Loader:
         alone = self._settings.name if source.path == self._settings.path else ""
         read = ReadSource(source, origin, alone or source.benchmark or short_name(source.path))
         if source.grader:
-            refuse_unknown(source.grader, "task.grader")
-        convention = named(source.format) if source.format != "auto" else None
-        untold: Untold | None = None
+            check_grader_name(source.grader, "task.grader")
+        convention = find_convention(source.format) if source.format != "auto" else None
+        undecided: UndecidedConvention | None = None
         for row, row_role in self._rows(source, role, splits):
             read.rows += 1
-            columns = mapped(row, source.columns)
+            columns = map_columns(row, source.columns)
             if source.options_seed:
                 columns = {"options_seed": source.options_seed, **columns}
             self._columns.update(dict.fromkeys((*row.columns, *columns)))
             if convention is None:
                 try:
-                    convention = recognised(columns, row.where, source.columns)
-                except Untold as error:
-                    untold = untold or error
+                    convention = recognise(columns, row.where, source.columns)
+                except UndecidedConvention as error:
+                    undecided = undecided or error
                     read.drop("without tests" if row_role else "of another split", row.where)
                     continue
             if not read.columns:
@@ -473,16 +489,16 @@ class _Loader:
                 read.drop("of another split", row.where)
             else:
                 self._take(read, row, columns, convention, row_role)
-        if convention is None and untold is not None:
-            raise untold
+        if convention is None and undecided is not None:
+            raise undecided
         if benchmark is not None and read.rows != benchmark.size:
-            told = f"{source.path} has {counted(read.rows, 'row')}, and {benchmark.name} as published {benchmark.size}"
-            warnings.warn(f"{told}: its results are not comparable", TaskWarning, stacklevel=2)
+            sizes = f"{source.path} has {counted(read.rows, 'row')}, and {benchmark.name} as published {benchmark.size}"
+            warnings.warn(f"{sizes}: its results are not comparable", TaskWarning, stacklevel=2)
         return read
 
     def _rows(self, source: TaskSource, role: Role, splits: Splits | None) -> Iterator[tuple[Row, Role | None]]:
-        """The rows, each with what it is for, None for nothing. splits: where those of one split can be had alone.
-        Raises DataError where a split has no row."""
+        """Yield the rows, each with its use, or None. splits: of a source that can be read by split. Raises DataError
+        where a split has no row."""
         wanted: dict[str, Role] = {}
         if source.split and role == "train":
             wanted[source.split] = role
@@ -511,23 +527,23 @@ class _Loader:
                 raise DataError(f"{source.path}: no row of split '{split}'{close}; there are: {', '.join(there)}")
 
     def _take(self, read: ReadSource, row: Row, columns: Columns, convention: Convention, role: Role) -> None:
-        item, grader = graded_item(_item(row, columns, convention), read.settings.grader, convention.grader)
+        item, grader = choose_grader(_item(row, columns, convention), read.settings.grader, convention.grader)
         if prompt := read.settings.prompt:
             ask = fill_prompt(prompt, item.question, columns)
             item = replace(item, question=ask, bare=item.bare or item.question)
-        _refuse_huge(item, row, grader)
+        _check_lengths(item, row, grader)
         read.asked_with.update(item.asked_with)
         if item.grader:
-            refuse_unknown(item.grader, row.where)
-        if any(marks(columns.get(name, row.columns.get(name))) for name in self._settings.marked):
+            check_grader_name(item.grader, row.where)
+        if any(is_marked(columns.get(name, row.columns.get(name))) for name in self._settings.marked):
             return read.drop("marked to be left out", row.where)
         if not item.question.strip():
             return read.drop("without a question", row.where)
         if not is_answered(item, grader):
             return read.drop("without tests" if grader == CODE else "without an answer", row.where)
-        same = key(item.question)
+        same = question_key(item.question)
         if self._settings.duplicates == "drop":
-            asked = role, same, key("\n".join(text for _, text in item.before)) if item.before else ""
+            asked = role, same, question_key("\n".join(text for _, text in item.before)) if item.before else ""
             if (first := self._seen.get(asked)) is not None:
                 if first[1] != item.answer:
                     read.conflicting.append((row.where, first[0]))
@@ -538,14 +554,14 @@ class _Loader:
         whole = task if task.system is not None else replace(task, system=self._settings.system or None)
         if limit and self._count_tokens is not None and self._count_tokens(whole) > limit:
             return read.drop("over max_prompt_tokens", row.where)
-        held = role == "evaluation" or (self._by_hash and held_out(same, self._settings.evaluation_share))
+        held = role == "evaluation" or (self._by_hash and is_held_out(same, self._settings.evaluation_share))
         (read.evaluation if held else read.train).append(
             Placed(
                 task,
                 row.where,
                 same,
                 read.unread(item, grader, row.where),
-                item.said if grader == CHOICE else "",
+                item.raw_answer if grader == CHOICE else "",
                 item.bare,
             )
         )
@@ -567,25 +583,25 @@ class _Loader:
 
 
 def _item(row: Row, columns: Columns, convention: Convention, *, asked: bool = False) -> Item:
-    """A row, read. A needed column that it leaves out, and rows before it have, is as null. asked: only the question
-    counts, by whatever name. Raises DataError where another column may be meant, or it has nothing that the convention
-    needs."""
+    """Read a row. A needed column that it lacks, and earlier rows have, counts as null. asked: read only the question,
+    by any of its names. Raises DataError where another column may be meant, or where it lacks all columns of the
+    convention."""
     lacking = convention.lacking(columns)
     if asked and _ONLY_ASKED.has(columns) and any(not set(QUESTIONS).isdisjoint(need.split("|")) for need in lacking):
-        convention, lacking = _ONLY_ASKED, []  # which reads a question by any of its names
+        convention, lacking = _ONLY_ASKED, []  # reads a question by any of its names
     for need in lacking:
         names = need.split("|")
         counts = not asked or not set(QUESTIONS).isdisjoint(names)
-        meant = others(names, row.new) or convention.nearest(need, row.new)
+        meant = equivalent_columns(names, row.new) or convention.nearest(need, row.new)
         if (counts and (meant or row.before.isdisjoint(names))) or len(lacking) == len(convention.needs):
             raise _lacks(row, columns, convention, need)
     try:
         return convention.read({**columns, **{need.partition("|")[0]: None for need in lacking}})
-    except Misfit as misfit:
+    except ColumnError as error:
         for need in lacking:
-            if misfit.column in need.split("|"):
+            if error.column in need.split("|"):
                 raise _lacks(row, columns, convention, need) from None
-        raise DataError(f"{row.where}: {misfit} (read as {convention.name})") from None
+        raise DataError(f"{row.where}: {error} (read as {convention.name})") from None
 
 
 def _lacks(row: Row, columns: Columns, convention: Convention, need: str) -> DataError:
@@ -596,16 +612,16 @@ def _lacks(row: Row, columns: Columns, convention: Convention, need: str) -> Dat
 
 
 def _measured(source: TaskSource, splits: Splits) -> TaskSource:
-    """A source that a model is measured on, and whose split nobody named: which it is then is told (TaskWarning)."""
+    """Choose the split of an evaluated source that names none, with a TaskWarning where it has several."""
     split = splits.measured
     if len(splits.names) > 1:
-        told = f"{source.path}: its split '{split}' is evaluated on, of {', '.join(splits.names)}"
-        warnings.warn(f"{told}: task.split names another", TaskWarning, stacklevel=2)
+        chosen = f"{source.path}: its split '{split}' is evaluated on, of {', '.join(splits.names)}"
+        warnings.warn(f"{chosen}: task.split names another", TaskWarning, stacklevel=2)
     return source if split == TRAIN else source.model_copy(update={"split": split})
 
 
-def held_out(same: str, share: float) -> bool:
-    """Whether the question with this key is evaluated on: a share of all questions, the same ones everywhere."""
+def is_held_out(same: str, share: float) -> bool:
+    """Return whether the question with this key is for evaluation; it is so on every machine."""
     return int(hashlib.sha256(f"split {same}".encode()).hexdigest()[:15], 16) < share * 16**15
 
 
@@ -636,9 +652,9 @@ def _find_overlap(loaded: Loaded) -> None:
 
 
 def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterator[tuple[str, str]]:
-    """(place, question) of all rows of an evaluation, without words of ours, each of its files read by its own columns.
-    columns: as in the settings, of the tasks that it is held against: the first that fit where its own are of no
-    convention. Raises DataError."""
+    """Yield (place, question) of an evaluation's rows, without our instructions. Each of its files is read by its own
+    columns. columns: `columns` of the tasks that it is compared with: the first that fit are used where its own are of
+    no convention. Raises DataError."""
     if not path:
         raise DataError("against: an empty name names no file")
     for file in files_of(folder_of(Path(path), "test") if has_splits(Path(path)) else Path(path)):
@@ -647,28 +663,28 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
         for row in read_rows(file):
             if convention is None:
                 convention, own = _recognised_by_any(row, columns)
-            item = _item(row, mapped(row, own), convention, asked=True)
+            item = _item(row, map_columns(row, own), convention, asked=True)
             yield row.where, item.bare or item.question
 
 
 def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
-    """The convention of a row, and by which of these, or by none. Of one that only asks: as with an answer, and its
-    question is what the first of these that fits says. Raises DataError."""
+    """Recognise a row's convention, by its own columns or one of these, and return both. A row without an answer is
+    recognised as if it had one, by the first of these that maps its question. Raises DataError."""
     try:
-        return recognised(row.columns, row.where, {}), {}
+        return recognise(row.columns, row.where, {}), {}
     except DataError:
         for one in columns:
             with suppress(DataError):
-                return recognised(mapped(row, one), row.where, one), one
+                return recognise(map_columns(row, one), row.where, one), one
         for one in (*(one for one in columns if "question" in one), {}):
             asked = {name: column for name, column in one.items() if name in _ASKED}
             with suppress(DataError):
-                return recognised({**mapped(row, asked), "answer": None}, row.where, asked), asked
+                return recognise({**map_columns(row, asked), "answer": None}, row.where, asked), asked
         raise
 
 
-def _refuse_huge(item: Item, row: Row, grader: str) -> None:
-    """Tests, which may be the answer, may have any length."""
+def _check_lengths(item: Item, row: Row, grader: str) -> None:
+    """Raise DataError for a huge question or answer; tests, which may be the answer, may have any length."""
     answers = () if grader == CODE or item.cases else (("answer", item.answer, MOST_ANSWER),)
     for column, value, most in (*answers, ("question", item.question, MOST_QUESTION)):
         if len(value) > most:

@@ -1,6 +1,6 @@
-"""Rows of files: JSON Lines, a JSON array, CSV, Parquet, Arrow, plain or compressed, each with the line it stands in.
+"""Readers of rows with their lines: JSON, CSV, Parquet, Arrow, hub data sets.
 
-And their columns, by the names that settings give them.
+Files may be compressed; settings may rename columns.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.parquet import Rows, import_arrow, row_reader, rows_of
 from retcon.store.records import Record, detect_bom, open_source
 from retcon.tasks.benchmarks import BENCHMARKS
-from retcon.tasks.data.conventions import others
-from retcon.tasks.data.fields import Columns, DataError, Misfit, Moment, Row, text, written_out
+from retcon.tasks.data.conventions import equivalent_columns
+from retcon.tasks.data.fields import ColumnError, Columns, DataError, Moment, Row, parse_cell, read_text
 from retcon.tasks.registry import TaskSet, serves
 
 if TYPE_CHECKING:
     from retcon.tasks.data.settings import TaskSource
 
 LONGEST = 2**25
-"""Characters of a value. The csv module's own limit is 131,072, less than a question may have."""
+"""Most characters of a value. The csv module's own limit is 131,072, less than a question may have."""
 TAB = "\t"
-_limit = threading.Lock()  # the csv module's, which is the process's
+_limit = threading.Lock()  # for the csv module's limit, which is global
 
 
-def records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[list[str], int]]:
-    """The values of each record, none for an empty line, and the number of its last line.
+def read_records(lines: Iterator[str], delimiter: str) -> Iterator[tuple[list[str], int]]:
+    """Yield each record's values and last line number; [] for empty lines.
 
-    A value of a TSV that begins with a quote and does not go on as a quoted one is as it stands, quotes included, as
-    long as the line has as many values as the first. Raises csv.Error.
+    A value of a TSV that begins with a quote and is not a valid quoted one stays as it stands, quotes included, as long
+    as the line has as many values as the first. Raises csv.Error.
     """
     if delimiter == TAB:
         yield from _tab_separated(lines)
@@ -80,7 +80,7 @@ def _tab_separated(lines: Iterator[str]) -> Iterator[tuple[list[str], int]]:
 
 
 def _noted(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
-    """The lines that come next, each noted as it is taken."""
+    """Yield the next lines and append each to `taken`."""
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         taken.append(line)
         yield line
@@ -98,16 +98,16 @@ def _next(reader: Any) -> list[str] | None:
 SUFFIX = ".arrow"
 SPLITS = "dataset_dict.json"
 ABOUT = (SPLITS, "dataset_info.json", "state.json")
-"""What is said beside the files with rows."""
+"""Metadata beside the files with rows."""
 
 
 def has_splits(path: Path) -> bool:
-    """Whether a folder is a data set that was saved with its splits."""
+    """Return whether a folder is a saved data set with splits."""
     return (path / SPLITS).is_file()
 
 
 def saved_splits(path: Path) -> list[str]:
-    """Which there are. Raises DataError."""
+    """Return the names of a saved data set's splits. Raises DataError."""
     try:
         return [str(name) for name in json.loads((path / SPLITS).read_text(encoding="utf-8"))["splits"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -115,7 +115,7 @@ def saved_splits(path: Path) -> list[str]:
 
 
 def folder_of(path: Path, split: str) -> Path:
-    """That of one split. Raises DataError, with the nearest name, where there is none."""
+    """Return the folder of one split. Raises DataError with the nearest name for an unknown one."""
     there = saved_splits(path)
     if split not in there:
         raise DataError(f"{path} has no split '{split}'{nearest(split, there)}; there are: {', '.join(there)}")
@@ -123,9 +123,9 @@ def folder_of(path: Path, split: str) -> Path:
 
 
 def arrow_rows(path: Path) -> Iterator[Row]:
-    """The rows of an Arrow file, of the stream that `datasets` writes or the file format of others.
+    """Yield the rows of an Arrow file, in stream or file format.
 
-    Raises DataError for what is neither, or damaged; MissingExtra without pyarrow.
+    Raises DataError for another format or a damaged file; MissingExtra without pyarrow.
     """
     import_arrow(str(path))
     import pyarrow
@@ -144,12 +144,12 @@ def arrow_rows(path: Path) -> Iterator[Row]:
                     number += 1
                     yield Row(marked(msgspec.to_builtins(row)), number, f"{path}, row {number}")
     except (pyarrow.ArrowException, OSError, TypeError) as error:
-        told = str(error).partition("\n")[0]
-        raise DataError(f"{path}, row {number + 1}: the Arrow file cannot be read further: {told}") from error
+        reason = str(error).partition("\n")[0]
+        raise DataError(f"{path}, row {number + 1}: the Arrow file cannot be read further: {reason}") from error
 
 
 def moment_reader(type: Any) -> Callable[[Any], Any] | None:
-    """What marks the text of a time or date by its column's type in Arrow, None for other types; see `row_reader`."""
+    """Return a converter to `Moment` for Arrow's temporal types, else None (`row_reader`)."""
     from pyarrow import types
 
     return (lambda value: value if value is None else Moment(value)) if types.is_temporal(type) else None
@@ -158,35 +158,35 @@ def moment_reader(type: Any) -> Callable[[Any], Any] | None:
 SPLIT = "split"
 TABLES = {".csv": ",", ".tsv": TAB}
 SUFFIXES = (".jsonl", ".ndjson", ".json", *TABLES, ".parquet", SUFFIX)
-"""Of files with rows, before the one of a compression (.gz, .zst)."""
+"""Suffixes of files with rows, before that of a compression (.gz, .zst)."""
 
 _BLANK = bytes(8)
-"""More NUL bytes together than letters of several bytes have: what a machine that went down had not yet written."""
+"""More NUL bytes in a row than wide characters have: blocks that a crashed machine had not written yet."""
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a name ends as one of a file with rows."""
+    """Return whether a name has the suffix of a file with rows."""
     return plain_name(name).endswith(SUFFIXES)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file, in order, one in memory at a time; of a folder or a pattern (`shards/*.parquet`) those of all
-    files with rows, in the order of their names.
+    """Yield the rows of a file, folder or pattern (`shards/*.parquet`). They are read one by one, files in the order of
+    their names.
 
-    Raises DataError, which names file and line: for a file that is absent, empty, or of another kind, a folder or
-    pattern without any; for what is not UTF-8, holds NUL bytes, or is no JSON object; for a CSV whose rows differ in
-    length. MissingExtra where a kind takes a package that is not there.
+    Raises DataError, which names file and line: for a file that is missing, empty, or of another kind, a folder or
+    pattern without any; for text that is not UTF-8, NUL bytes, and rows other than JSON objects; for a CSV whose rows
+    differ in length. MissingExtra for a kind of file whose package is not installed.
     """
-    yield from following(map(_rows_of, files_of(path)))
+    yield from with_earlier_columns(map(_rows_of, files_of(path)))
 
 
 def files_of(path: Path) -> Sequence[Path]:
-    """Those whose rows `read_rows` gives. Raises DataError for a folder or a pattern without any."""
+    """Return the files that `read_rows` reads. Raises DataError for a folder or pattern without any."""
     return [path] if (files := shards(path)) is None else files
 
 
 def shards(path: Path) -> list[Path] | None:
-    """The files that a folder or a pattern means, None where it is a file's own name. Raises DataError for none."""
+    """Return the files of a folder or pattern; None for a file's name. Raises DataError without any."""
     if is_pattern(str(path)):
         found = [Path(name) for name in glob(str(path), recursive=True)]  # noqa: PTH207 - of any root
     elif path.is_dir():
@@ -204,7 +204,7 @@ def shards(path: Path) -> list[Path] | None:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether a path means whatever files match it; one that is there is itself."""
+    """Return whether a path is a pattern; an existing file's name is not."""
     return any(sign in path for sign in "*?[") and not Path(path).exists()
 
 
@@ -243,7 +243,7 @@ def _json_rows(path: Path) -> Iterator[Row]:
 
 
 def _closing(records: Iterator[Record]) -> Iterator[Record]:
-    """The records; their file is closed even where they are not read to their end."""
+    """Yield the records, and close their file even if they are not read to their end."""
     try:
         yield from records
     finally:
@@ -268,8 +268,8 @@ def _object(record: Record, alone: bool) -> dict[str, Any]:
 
 
 def _by_python(record: Record, error: Exception) -> Any:
-    """What Python reads and msgspec does not, such as NaN. Lone surrogates, which no file could hold, nor a terminal
-    show, are `?`, as for a tokenizer."""
+    """Decode JSON that Python reads and msgspec does not, such as NaN. Lone surrogates, which files and terminals
+    cannot hold, become `?`, as in a tokenizer."""
     try:
         value = json.loads(record.data.decode("utf-8-sig"))
         return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
@@ -293,7 +293,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     with decompressed(raw, str(path)) as file:
-        found = records(_decoded(file, path), delimiter)
+        found = read_records(_decoded(file, path), delimiter)
         number = 1
         try:
             header, last = next(found, ([], 0))
@@ -357,9 +357,9 @@ def _wide(where: str, encoding: str) -> str:
     return f"{where}: this is {encoding}, not UTF-8: iconv -f {encoding} -t UTF-8 rewrites it"
 
 
-def following(files: Iterable[Iterable[Row]]) -> Iterator[Row]:
-    """The rows of files, each with the columns of those `before` it: in its own file, and in any before that which has
-    all columns of its file's first row."""
+def with_earlier_columns(files: Iterable[Iterable[Row]]) -> Iterator[Row]:
+    """Yield the rows of files with the columns `before` them. These come from their own file, and from earlier files
+    with all columns of its first row."""
     shapes: set[frozenset[str]] = set()
     for rows in files:
         known: frozenset[str] | None = None
@@ -373,10 +373,9 @@ def following(files: Iterable[Iterable[Row]]) -> Iterator[Row]:
             shapes.add(known)
 
 
-def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
-    """The row, with the fields that the settings map under their own names in place of their columns. Raises DataError
-    for a column that it has not, unless rows before it have that: what a later row leaves out is as null, but where it
-    has another that may be meant."""
+def map_columns(row: Row, columns: Mapping[str, str]) -> Columns:
+    """Return the row with mapped columns under the fields' names. Raises DataError for a column that it lacks. If
+    earlier rows have that column, it counts as null, unless the row has another that may be meant."""
     if not columns:
         return row.columns
     found = {name: None if _left_out(row, name, column) else _look_up(row, column) for name, column in columns.items()}
@@ -385,13 +384,13 @@ def mapped(row: Row, columns: Mapping[str, str]) -> Columns:
 
 
 def _left_out(row: Row, name: str, column: str) -> bool:
-    """Whether rows before it have the column, which the settings call `name`, and this one has nothing for it."""
+    """Return whether earlier rows have the column of field `name`, and this row has nothing for it."""
     outer = _outer(row, column)
     if outer not in row.columns:
-        return outer in row.before and not others((name,), row.new) and not nearest(outer, row.new)
+        return outer in row.before and not equivalent_columns((name,), row.new) and not nearest(outer, row.new)
     value: Any = row.columns[outer]
     for part in column[len(outer) + 1 :].split(".") if outer != column else ():
-        value = written_out(value)
+        value = parse_cell(value)
         if value is None:
             return True
         value = value.get(part, "") if isinstance(value, dict) else ""
@@ -399,7 +398,7 @@ def _left_out(row: Row, name: str, column: str) -> bool:
 
 
 def _outer(row: Row, column: str) -> str:
-    """The column itself, or the one within which it is."""
+    """Return the column itself, or the one that contains it."""
     outer = column.partition(".")[0]
     return column if column in row.columns or (column in row.before and outer not in row.columns) else outer
 
@@ -410,7 +409,7 @@ def _look_up(row: Row, column: str) -> Any:
     value: Any = row.columns
     around = ""
     for part in column.split("."):
-        value = written_out(value)
+        value = parse_cell(value)
         if not isinstance(value, dict) or part not in value:
             there = [around + name for name in value] if isinstance(value, dict) else list(row.columns)
             close = nearest(around + part, there)
@@ -420,10 +419,10 @@ def _look_up(row: Row, column: str) -> Any:
 
 
 def split_of(row: Row, columns: Mapping[str, str]) -> str:
-    """What the row is for. columns: as in the settings. Raises DataError for a row that leaves it out."""
+    """Return the row's split. columns: those of the settings. Raises DataError for a row without one."""
     if SPLIT in columns:
         return _name_of({SPLIT: _look_up(row, columns[SPLIT])}, row.where)
-    about = written_out(row.columns.get("extra_info"))
+    about = parse_cell(row.columns.get("extra_info"))
     holder = row.columns if SPLIT in row.columns else about if isinstance(about, dict) and SPLIT in about else None
     if holder is None:
         raise DataError(
@@ -436,22 +435,22 @@ def split_of(row: Row, columns: Mapping[str, str]) -> str:
 
 def _name_of(holder: Columns, where: str) -> str:
     try:
-        return text(holder, SPLIT)
-    except Misfit as misfit:
-        raise DataError(f"{where}: {misfit}") from None
+        return read_text(holder, SPLIT)
+    except ColumnError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 BySplit = Mapping[str, Iterable[Mapping[str, Any]]]
 NO_SUBSET = "Config name is missing"
-"""How the package begins to say that it takes the name of a subset; other failures are ValueErrors too."""
+"""Beginning of the package's error for a missing subset's name; other failures are ValueErrors too."""
 INSTEAD = "or download a file of it and give its path"
 
 
 def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
-    """The rows of a data set by split. subset, revision: "" for the data set's own default.
+    """Load a hub data set's rows by split. subset, revision: "" for the default.
 
-    Raises MissingExtra without the package; DataError where the hub cannot be reached, or has no such data set or
-    subset, with those that there are.
+    Raises MissingExtra without the package; DataError where the hub cannot be reached, and for an unknown data set or
+    subset, with the known ones.
     """
     try:
         import datasets
@@ -464,7 +463,7 @@ def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
     try:
         data: BySplit = datasets.load_dataset(id, subset or None, revision=revision or None)
     except _offline_errors() as error:
-        raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_said(error)}): go online, {INSTEAD}"
+        raise DataError(f"data set {id}{at} cannot be loaded without the hub ({_one_line(error)}): go online, {INSTEAD}"
                         ) from error  # fmt: skip
     except (OSError, ValueError, RuntimeError) as error:
         asks = isinstance(error, ValueError) and (subset or NO_SUBSET in str(error))
@@ -473,12 +472,12 @@ def hub_splits(id: str, *, subset: str, revision: str) -> BySplit:
             lacks = f"has no subset '{subset}'{nearest(subset, there)}" if subset else "comes in several subsets"
             raise DataError(f"data set {id}{at} {lacks}: name one by task.subset (of `retcon data`: --subset): "
                             f"{', '.join(there)}") from None  # fmt: skip
-        raise DataError(f"data set {id}{at} cannot be loaded: {_said(error)}") from error
+        raise DataError(f"data set {id}{at} cannot be loaded: {_one_line(error)}") from error
     return data
 
 
 def hub_rows(id: str, data: BySplit, *, split: str, revision: str) -> Iterator[Row]:
-    """The rows of one split of what `hub_splits` gave. Raises DataError, with the nearest name, where there is none."""
+    """Yield the rows of one split of `hub_splits`. Raises DataError with the nearest name for an unknown one."""
     if split not in data:
         at = _at(revision)
         raise DataError(f"data set {id}{at} has no split '{split}'{nearest(split, data)}; there are: {', '.join(data)}")
@@ -491,7 +490,7 @@ def _at(revision: str) -> str:
 
 
 def _offline_errors() -> tuple[type[Exception], ...]:
-    """What is raised where the network fails; the hub's own client raises httpx's errors, and brings it along."""
+    """Return the errors of a failing network; the hub's client raises httpx's, and depends on it."""
     try:
         import httpx
     except ImportError:
@@ -500,7 +499,7 @@ def _offline_errors() -> tuple[type[Exception], ...]:
 
 
 def _subsets(datasets: ModuleType, id: str, revision: str) -> Sequence[str]:
-    """Their names; none where they cannot be had either."""
+    """Return the names of a data set's subsets; () where they are unavailable."""
     failures: tuple[type[Exception], ...] = (*_offline_errors(), OSError, ValueError, RuntimeError)
     try:
         names: Sequence[str] = datasets.get_dataset_config_names(id, revision=revision or None)
@@ -509,32 +508,31 @@ def _subsets(datasets: ModuleType, id: str, revision: str) -> Sequence[str]:
     return names
 
 
-def _said(error: Exception) -> str:
-    """On one line."""
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 TRAIN = "train"
 MEASURED = ("test", "validation", TRAIN)
-"""What a model is measured on where nobody names a split: the first of these that there is."""
+"""Default splits for evaluation: the first of these that exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """names: of all, in the data set's order. rows: those of one; it raises DataError, with the nearest name, where
-    there is none of that name."""
+    """Splits of a data set. names: in the data set's order. rows: reads one split; raises DataError with the nearest
+    name for an unknown one."""
 
     names: tuple[str, ...]
     rows: Callable[[str], Iterator[Row]]
 
     @property
     def measured(self) -> str:
-        """See `MEASURED`."""
+        """Return the default split for evaluation (`MEASURED`)."""
         return next((name for name in MEASURED if name in self.names), TRAIN)
 
 
 def splits_of(source: TaskSource, origin: Origin) -> Splits | None:
-    """Those of a source, None where its rows do not come in splits. Raises as `hub_splits` and `saved_splits`."""
+    """Return a source's splits, or None without any. Raises as `hub_splits` and `saved_splits`."""
     path = Path(source.path)
     if has_splits(path):
         return Splits(tuple(saved_splits(path)), lambda split: read_rows(folder_of(path, split)))
@@ -550,7 +548,7 @@ _HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def origin_of(path: str) -> Origin:
-    """Raises DataError, with the nearest name, for what is none of them."""
+    """Return the kind of source. Raises DataError with the nearest name for an unknown one."""
     if path and (Path(path).exists() or is_pattern(path)):  # an empty one would be the working directory
         return "file"
     if path in families():
@@ -560,7 +558,7 @@ def origin_of(path: str) -> Origin:
     if _IMPORT.fullmatch(path):
         return "import"
     if is_data_file(path):
-        return "file"  # absent, which reading it says
+        return "file"  # missing: reading it raises
     if _HUB.fullmatch(path):
         return "hub"
     folder = Path(path).parent
@@ -573,21 +571,20 @@ def origin_of(path: str) -> Origin:
 
 
 def families() -> list[str]:
-    """The task families that need no data."""
+    """Return the task families that need no data."""
     return [name for name in TaskSection.kinds.names if name != "file"]
 
 
 def short_name(path: str) -> str:
-    """What a source is called where it has no name of its own: a file without folder and suffix, a pattern as the
-    folder that it begins with."""
+    """Return the default name of a source: its file without folder and suffix, or a pattern's first folder."""
     if is_pattern(path):
         path = str(next((p for p in Path(path).parents if not is_pattern(str(p))), ""))
     name = plain_name(Path(path).name) or "data"
     return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
-def imported_tasks(path: str) -> TaskSet:
-    """The task set, or what makes one without arguments, at `my_package.my_module:MyTasks`. Raises DataError."""
+def import_tasks(path: str) -> TaskSet:
+    """Import a task set, or call its class or factory, `my_package.my_module:MyTasks`. Raises DataError."""
     try:
         found = import_object(path)
     except ImportError as error:

@@ -64,7 +64,7 @@ class _Reading(BaseModel):
 
 
 class TaskSource(_Reading):
-    """One of several sources. What it leaves out is as the section says."""
+    """One of several sources; the section's keys are its defaults."""
 
     path: str = Field("", description="as the section's path")
     weight: Annotated[float, Field(ge=0)] = Field(0.0, description="share of the training prompts that are drawn from "
@@ -92,9 +92,9 @@ class FileTaskSettings(_Reading):
     max_prompt_tokens: Annotated[int, Field(ge=0)] = Field(0, description="tasks with longer prompts are left out; 0: "
         "no limit")  # fmt: skip
     duplicates: Literal["drop", "keep"] = Field("drop", description="drop | keep tasks whose question came before, "
-        "but for layout")  # fmt: skip
+        "apart from layout")  # fmt: skip
     marked: StrList = Field(("eval_overlap",), description="columns that mark rows to be left out: those with "
-        "a value there other than false, no or 0; one that no row has is told")  # fmt: skip
+        "a value there other than false, no or 0; one that no row has gives a warning")  # fmt: skip
     against: StrList = Field((), description="files of evaluations that training tasks must not overlap with")
     overlap: Literal["refuse", "drop", "allow"] = Field("refuse", description="refuse | drop | allow training tasks "
         "that repeat a question of evaluation: its text, or more than half of it in runs of 13 words")  # fmt: skip
@@ -111,7 +111,7 @@ class FileTaskSettings(_Reading):
     @field_validator("sources", mode="before")
     @classmethod
     def _paths(cls, value: object) -> object:
-        """A path stands for a source that sets nothing else, and one source for a list of it."""
+        """Read a path as a source with only that, and one source as a list of it."""
         several = [value] if isinstance(value, str | dict) else value
         if not isinstance(several, list | tuple):
             return value  # which pydantic refuses
@@ -127,22 +127,22 @@ class FileTaskSettings(_Reading):
         return self
 
     def source(self, path: str) -> TaskSource:
-        """A source at `path`, read as the section says."""
+        """Return a source at `path` with the section's keys."""
         return TaskSource(path=path, **{name: getattr(self, name) for name in _Reading.model_fields})
 
     def evaluation_source(self) -> TaskSource:
-        """The source at `evaluation_path`; a benchmark's own name says how it is read."""
+        """Return the source at `evaluation_path`; a benchmark's name alone sets how it is read."""
         path = self.evaluation_path
         return TaskSource(path=path) if path in BENCHMARKS.names else self.source(path)
 
     def each(self) -> list[TaskSource]:
-        """All sources that are trained on, with what they leave out filled in."""
+        """Return all training sources, with the section's keys as defaults."""
         if not self.sources:
             return [self.source(self.path)]
         return [self.source(one.path).model_copy(update=one.model_dump(exclude_unset=True)) for one in self.sources]
 
     def files(self) -> list[Path]:
-        """What would be read of this machine's disk, folders and patterns resolved."""
+        """Return the local files to read, with folders and patterns resolved."""
         found: list[Path] = []
         names = (*(source.path for source in self.each()), self.evaluation_path, *self.against)
         for name in filter(None, names):  # an empty one names nothing; as a path it would be the working directory
@@ -151,20 +151,18 @@ class FileTaskSettings(_Reading):
         return [file for file in found if file.is_file()]
 
     def open(self, count_tokens: CountTokens | None = None) -> DataTasks:
-        """The tasks, all read and checked: whatever is wrong with them is said now.
+        """Read and check all tasks.
 
         count_tokens: needed where max_prompt_tokens is set. Raises DataError, which names file, line and column, for
-        data that cannot serve or whose answers no grader could read (those in mathematics are read as they are graded),
-        and where training and evaluation overlap and that is refused; MissingExtra where a kind
-        of file takes a package that is not there. Warns (TaskWarning) of rows that were left out.
+        unusable data, for answers that no grader can read (those in mathematics are read when they are graded), and for
+        refused overlap of training and evaluation; MissingExtra for a kind of file whose package is not installed.
+        Warns (TaskWarning) of dropped rows.
         """
-        if (
-            not self.path and not self.sources and not self.benchmark
-        ):  # said here, as keys may be given one after another
+        if not self.path and not self.sources and not self.benchmark:  # not a validator: keys may be set one by one
             raise DataError("task.path: it is empty, and so is task.sources: name a file, or several sources")
         loaded = load(self, count_tokens)
-        loaded.refuse_unread()
-        loaded.refuse_overlap()
+        loaded.check_answers()
+        loaded.check_overlap()
         tasks = loaded.tasks()
         loaded.warn_of_drops()
         return replace(tasks, rewards=self.rewards, grader_options=self.graders)

@@ -1,4 +1,4 @@
-"""A task set made of what was read: which task comes when, and which are held out. Implements `TaskSet`."""
+"""Task set of the tasks that were read: their order, and those held out. Implements `TaskSet`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from retcon.tasks.registry import RIGHT, WRONG, Grade, Rewards, TaskSet, Ungrade
 from retcon.tasks.types import Task
 
 FAMILY = "family"  # in the meta of tasks that another task set made, and grades
-LOOK = 100  # tasks of another task set that its identity is told by
+LOOK = 100  # tasks of another task set that its identity hashes
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One source of training tasks: those that were read, or another task set. weight: see `TaskSource`."""
+    """One source of training tasks: tasks that were read, or another task set. weight: of `TaskSource`."""
 
     name: str
     tasks: Sequence[Task] | TaskSet
     weight: float = 0.0
 
     def draw(self, seed: int) -> Iterator[Task]:
-        """A pass: each task once, in an order that the seed and the tasks' ids make, not their order in a file."""
+        """Draw a pass: each task once, in an order by seed and task ids, not by file."""
         if not isinstance(self.tasks, Sequence):
             return (self._named(task) for task in training_tasks(self.tasks, seed))
         return iter(sorted(self.tasks, key=lambda task: derive("order", seed, task.id)))
 
     def draws(self, count: int, seed: int) -> Iterator[Task]:
-        """`count` tasks, pass after pass; fewer only where there are none."""
+        """Draw `count` tasks, pass after pass; fewer only without any tasks."""
         passed, drawn = 0, 0
         while drawn < count:
             before = drawn
@@ -50,13 +50,13 @@ class Part:
                 return
 
     def held_out(self, count: int, seed: int) -> list[Task]:
-        """Evaluation tasks of another task set."""
+        """Return the evaluation tasks of another task set."""
         if isinstance(self.tasks, Sequence):
             return []
         return [self._named(task) for task in evaluation_tasks(self.tasks, count, seed)]
 
     def graded_by(self, grader: Grade) -> Part:
-        """The same, with a task set that leaves grading to others graded so."""
+        """Return the part with this grader for an `Ungraded` task set."""
         return replace(self, tasks=self.tasks.graded_by(grader)) if isinstance(self.tasks, Ungraded) else self
 
     def _named(self, task: Task) -> Task:
@@ -66,10 +66,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class DataTasks:
-    """Tasks from data. system: of tasks that bring none. parts: what trains. held_out: what evaluates, besides what
-    parts that are task sets hold out themselves. identity: JSON types, what the run manifest keeps; two sets with one
-    `identity["fingerprint"]` hold the same tasks. rewards, grader_options: as in `GradeSettings`, where those are its
-    `options`."""
+    """Tasks from data. system: of tasks without their own. parts: for training. held_out: for evaluation, besides
+    those that task sets among the parts hold out themselves. identity: JSON types, for the run manifest; sets with one
+    `identity["fingerprint"]` hold the same tasks. rewards, grader_options: `rewards` and `options` of
+    `GradeSettings`."""
 
     name: str
     system: str | None
@@ -82,11 +82,11 @@ class DataTasks:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits: of the tasks' content, whatever file or order they came in."""
+        """Return 16 hexadecimal digits of the tasks' content, independent of order."""
         return str(self.identity["fingerprint"])
 
     def source_of(self, task: Task) -> str:
-        """What gave one of the tasks, as the recipe names it; of what was read, all that its id may be of."""
+        """Name a task's source as in the recipe; for a task from a file, all that match its id."""
         sources = self.identity.get("sources", ())
         sets = [source["path"] for source in sources if source["origin"] in ("family", "import")]
         read = [source["path"] for source in sources if source["path"] not in sets]
@@ -99,20 +99,20 @@ class DataTasks:
 
     @property
     def ends(self) -> bool:
-        """Whether a pass comes to an end: none of its parts is a task set."""
+        """Return whether a pass ends: it may not with task sets among the parts."""
         return all(isinstance(part.tasks, Sequence) for part in self.parts)
 
     @property
     def graders(self) -> frozenset[str]:
-        """See `Ungraded.graders`."""
+        """Return the names of the graders that its tasks name."""
         own = (part.tasks for part in self.parts if isinstance(part.tasks, Sequence))
         named = (task.meta.get("grader") for tasks in (*own, self.held_out) for task in tasks)
         theirs = (part.tasks.graders for part in self.parts if isinstance(part.tasks, Ungraded))
         return frozenset(name for name in named if isinstance(name, str) and name).union(*theirs)
 
     def train(self, seed: int) -> Iterator[Task]:
-        """One pass. Where sources have weights it is as long as all their tasks together, each source has its share of
-        it, and a source that is smaller than its share comes again within it; task sets alone may be endless."""
+        """Draw one pass. Where sources have weights it is as long as all their tasks together, each source has its
+        share of it, and a source smaller than its share repeats within it; task sets alone may be endless."""
         if not self.parts:  # all is held out
             return iter(())
         if len(self.parts) == 1:
@@ -123,7 +123,7 @@ class DataTasks:
         return self._mixed(seed)
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
-        """`count` tasks that are held out, drawn by the seed; all, in their order, where there are no more."""
+        """Draw `count` held-out tasks by the seed; all, in order, if there are no more."""
         families = [part for part in self.parts if not isinstance(part.tasks, Sequence)]
         own = min(count // (len(families) + 1), len(self.held_out))
         theirs: list[Task] = []
@@ -134,19 +134,19 @@ class DataTasks:
         return [self.held_out[n] for n in sorted(drawn[:own])] + theirs
 
     def graded_by(self, grader: Grade) -> DataTasks:
-        """The same tasks, whose rollouts `grader` grades."""
+        """Return the task set with `grader` for its rollouts."""
         return replace(self, grader=grader, parts=tuple(part.graded_by(grader) for part in self.parts))
 
     def grade(
         self, task: Task, trajectory: Trajectory
     ) -> Trajectory | Awaitable[Trajectory]:  # awaited: `rollout_group`
-        """The trajectory with its answer and reward: by the task set that the task is from, by the grader that this
-        was given (`graded_by`), else by the text of the answer alone (`retcon.grade`), which refuses programs."""
+        """Return the trajectory with its answer and reward. They come from the task's own task set, the grader of
+        `graded_by`, or else the answer's text alone (`retcon.grade`), which refuses programs."""
         own = self.set_of(task)
         return (self.grader or _grade)(task, trajectory) if own is self else own.grade(task, trajectory)
 
     def set_of(self, task: Task) -> TaskSet:
-        """The task set that one of the tasks is from; this one, where it was read."""
+        """Return the task set of a task; this one, where it was read."""
         for part in self.parts:
             if part.name == task.meta.get(FAMILY) and not isinstance(part.tasks, Sequence):
                 return part.tasks
@@ -155,7 +155,7 @@ class DataTasks:
     def _mixed(self, seed: int) -> Iterator[Task]:
         length = sum(len(part.tasks) for part in self.parts if isinstance(part.tasks, Sequence))
         weights = [part.weight for part in self.parts]
-        counts = shares(length or 10_000, weights)
+        counts = split_total(length or 10_000, weights)
         drawn = [
             part.draws(n, derive("part", seed, i)) for i, (part, n) in enumerate(zip(self.parts, counts, strict=True))
         ]
@@ -164,8 +164,8 @@ class DataTasks:
             yield from islice(drawn[i], 1)
 
 
-def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights, which add up to `total` (largest remainders)."""
+def split_total(total: int, weights: Sequence[float]) -> list[int]:
+    """Split `total` into integers in proportion to the weights (largest remainders)."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(value) for value in exact]
     by_rest = sorted(range(len(exact)), key=lambda n: (counts[n] - exact[n], n))
@@ -174,10 +174,11 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
     return counts
 
 
-def content(task: Task) -> str:
-    """A hash of all that a task says."""
-    told = [task.id, task.question, task.answer, task.system, dict(task.meta), *([task.before] if task.before else [])]
-    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()
+def hash_task(task: Task) -> str:
+    """Hash all fields of a task."""
+    rest = [task.before] if task.before else []
+    fields = [task.id, task.question, task.answer, task.system, dict(task.meta), *rest]
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()
 
 
 async def _grade(task: Task, trajectory: Trajectory) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Environments as TRL's `environment_factory` makes them: a class with `reset`, methods as tools, and `get_reward`."""
+"""Environments of TRL's `environment_factory`: `reset`, tool methods, `get_reward`."""
 
 from __future__ import annotations
 
@@ -14,18 +14,26 @@ from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError, f
 from retcon.core.installing import how_to_install
 from retcon.core.registry import import_object
 from retcon.core.types import ToolSpec, Trajectory, ids_of
-from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, failure, messages_of, shown, task_of
+from retcon.tasks.environments.types import (
+    CallFailed,
+    Rollback,
+    TaskRows,
+    build_task,
+    classify_error,
+    completion_messages,
+    render_output,
+)
 from retcon.tasks.types import Split, Task
 
 NO_TOOLS = ("reset", "get_reward")
 NOT_COLUMNS = ("prompt", "completion", "completion_ids")
-"""Of a row, what TRL does not hand to reward functions under its own name."""
+"""Columns that TRL does not pass to reward functions under their own names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """path: import path of what gives an environment, called with `arguments`. rewards: import paths of reward
-    functions. faults: see `failure`."""
+    """An environment factory with its arguments and rewards. path: its import path. rewards: import paths of reward
+    functions. faults: those of `classify_error`."""
 
     path: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -34,15 +42,15 @@ class Factory:
 
 
 class MethodEnvironment:
-    """Implements `retcon.tasks.environments.types.Environment`; a state is an instance.
+    """An `Environment` (`retcon.tasks.environments.types`) whose states are instances.
 
-    rows: what `reset` is called with, each once for its task and once for every rollout; its column `prompt` is the
-    prompt, to which the text that `reset` returns is added. It must return the same each time.
+    rows: the arguments of `reset`, which is called once for the task and once for every rollout; the column `prompt` is
+    the prompt, to which the text of `reset` is added. It must return the same text each time.
 
-    As TRL does it: all public methods but `reset` and `get_reward` are tools, with the schemas that transformers makes
-    of their docstrings; a tool that raises has failed, and the model is told `{'error': …}`. So has one that returns
-    that. The reward is that of `get_reward` and of the reward functions, added. A state is copied with `copy.deepcopy`;
-    where that fails for a fresh one, it cannot be gone back to. Raises RecipeError, MissingExtra without transformers.
+    Like TRL: all public methods except `reset` and `get_reward` are tools, with transformers' schemas of their
+    docstrings; a tool that raises has failed, and the model reads `{'error': …}`. So has one that returns that. The
+    reward is the sum of `get_reward` and the reward functions. A state is copied with `copy.deepcopy`; where that fails
+    for a fresh one, it cannot be restored. Raises RecipeError, MissingExtra without transformers.
     """
 
     def __init__(self, factory: Factory, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -64,7 +72,7 @@ class MethodEnvironment:
         with _before_work(factory.path):  # the names of its type hints may not be there
             self.specs: Sequence[ToolSpec] = [_spec(getattr(probe, name)) for name in tools]
         self._rows = rows
-        self._begun = BegunRows(self.name, "environment")
+        self._task_rows = TaskRows(self.name, "environment")
         self.rollback: Rollback = "unneeded"
         if self.specs:
             self.rollback = "copy" if _copies(self._first(rows[0])[0]) else "impossible"
@@ -74,55 +82,55 @@ class MethodEnvironment:
             return []
         found = []
         for number, row in enumerate(self._rows):
-            said = self._first(row)[1]
+            opening = self._first(row)[1]
             prompt, answer = row.get("prompt", ""), row.get("answer", row.get("solution"))
-            task = task_of(prompt, set=self.name, number=number, answer=answer, after=said)
-            self._begun.keep(task.id, row, said)
+            task = build_task(prompt, set=self.name, number=number, answer=answer, after=opening)
+            self._task_rows.keep(task.id, row, opening)
             found.append(task)
         return found
 
     def row(self, task: str) -> Mapping[str, Any]:
-        return self._begun.row(task)
+        return self._task_rows.row(task)
 
     async def begin(self, task: str) -> Any:
-        row = self._begun.row(task)
+        row = self._task_rows.row(task)
         with reraise_as(InfrastructureFault, f"{self.name}: its reset"):
-            state, said = self._reset(row)
-        self._begun.check(task, said)
+            state, opening = self._reset(row)
+        self._task_rows.check(task, opening)
         return state
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any]) -> str:
         try:
-            told = getattr(state, name)(**arguments)
-            told = await told if inspect.isawaitable(told) else told
-        except (Exception, SystemExit) as error:  # one that would end us has failed, too
-            raise failure(error, self._about.faults, str({"error": str(error)})) from error
-        if isinstance(told, Mapping) and list(told) == ["error"]:
-            raise CallFailed(str(told))
-        return shown(told)
+            output = getattr(state, name)(**arguments)
+            output = await output if inspect.isawaitable(output) else output
+        except (Exception, SystemExit) as error:  # SystemExit, too, is a failed call
+            raise classify_error(error, self._about.faults, str({"error": str(error)})) from error
+        if isinstance(output, Mapping) and list(output) == ["error"]:
+            raise CallFailed(str(output))
+        return render_output(output)
 
-    def copied(self, state: Any) -> Any:
+    def copy_state(self, state: Any) -> Any:
         return deepcopy(state)
 
     async def end(self, state: Any) -> None:
-        """Nothing says that such an environment holds anything."""
+        """Do nothing: TRL's environments have no way to close."""
 
     async def reward(self, task: Task, trajectory: Trajectory, state: Any) -> tuple[float, str | None]:
-        row, told = self._begun.row(task.id), _as_trl_has_them(messages_of(trajectory))
+        row, messages = self._task_rows.row(task.id), _trl_messages(completion_messages(trajectory))
         given = {name: [value] for name, value in row.items() if name not in NOT_COLUMNS}
-        given |= {"prompts": [_prompt(task)], "completions": [told], "environments": [state]}
+        given |= {"prompts": [_prompt(task)], "completions": [messages], "environments": [state]}
         given |= {"completion_ids": [list(ids_of(s for turn in trajectory.turns for s in turn.segments))]}
-        said: list[float | None] = []
+        rewards: list[float | None] = []
         try:
             if hasattr(type(state), "get_reward"):
-                said.append(await _one(state.get_reward()))
+                rewards.append(await _one(state.get_reward()))
             for reward in self._rewards:
-                said.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
+                rewards.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
         except (Exception, SystemExit) as error:
             raise InfrastructureFault(f"{self.name}: its reward raised {format_user_error(error)}") from error
-        if not (judged := [value for value in said if value is not None]):
-            raise InfrastructureFault(f"{self.name}: all that rewards gave None, so that nobody has judged the rollout")
-        return sum(judged), told[-1]["content"] if told and trajectory.stop == "answer" else None
+        if not (judged := [value for value in rewards if value is not None]):
+            raise InfrastructureFault(f"{self.name}: the rollout has no reward: all reward functions returned None")
+        return sum(judged), messages[-1]["content"] if messages and trajectory.stop == "answer" else None
 
     def _made(self) -> Any:
         try:
@@ -131,29 +139,29 @@ class MethodEnvironment:
             raise RecipeError(f"task.environment: '{self._about.path}' cannot be called: {error}") from error
 
     def _first(self, row: Mapping[str, Any]) -> tuple[Any, str]:
-        """As `_reset`, of a row that no rollout has begun with yet."""
+        """Reset with a row before any rollout; what it raises becomes a RecipeError."""
         with _before_work(f"{self.name}, reset with {dict(row)!r:.200},"):
             return self._reset(row)
 
     def _reset(self, row: Mapping[str, Any]) -> tuple[Any, str]:
-        """A fresh instance, and what its `reset` says."""
+        """Return a fresh instance, and the text of its `reset`."""
         state = self._made()
         try:
-            with suppress(ValueError):  # compiled code may not say what it takes
+            with suppress(ValueError):  # compiled code may have no signature
                 inspect.signature(state.reset, follow_wrapped=False).bind(**row)
         except TypeError as error:
             columns = ", ".join(row)
             why = f"{self.name}.reset cannot be called with {columns}: {error}"
             raise RecipeError(f"task.environment: {why}") from error
-        said = state.reset(**row)
-        if inspect.iscoroutine(said):
-            said.close()
-            raise RecipeError(f"task.environment: {self.name}.reset is `async def`, and as in TRL nobody awaits it")
-        return state, "" if said is None else shown(said)
+        opening = state.reset(**row)
+        if inspect.iscoroutine(opening):
+            opening.close()
+            raise RecipeError(f"task.environment: {self.name}.reset is `async def`, which as in TRL is not awaited")
+        return state, "" if opening is None else render_output(opening)
 
 
 def _before_work(what: str) -> AbstractContextManager[None]:
-    """What a user's class raises before there are rollouts, one of which it could cost. Raises RecipeError."""
+    """Raise RecipeError for what a user's class raises before there are rollouts."""
     return reraise_as(RecipeError, f"task.environment: {what}")
 
 
@@ -192,36 +200,36 @@ def _copies(state: Any) -> bool:
 
 
 def _prompt(task: Task) -> list[dict[str, str]]:
-    told = [*([] if task.system is None else [("system", task.system)]), *task.before, ("user", task.question)]
-    return [{"role": role, "content": text} for role, text in told]
+    messages = [*([] if task.system is None else [("system", task.system)]), *task.before, ("user", task.question)]
+    return [{"role": role, "content": text} for role, text in messages]
 
 
-def _as_trl_has_them(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with the arguments of calls as objects, where they can be read, and with the names of tools."""
+def _trl_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages with parsed arguments of calls, where possible, and with the names of tools."""
     found: list[dict[str, Any]] = []
     names: dict[str, str] = {}
-    for message in map(dict, told):
+    for message in map(dict, messages):
         if message["role"] == "tool":
             message["name"] = names[message["tool_call_id"]]
         if "tool_calls" in message:
-            message["tool_calls"] = [_as_trl_has_it(call) for call in message["tool_calls"]]
+            message["tool_calls"] = [_trl_call(call) for call in message["tool_calls"]]
             names |= {call["id"]: call["function"]["name"] for call in message["tool_calls"]}
         found.append(message)
     return found
 
 
-def _as_trl_has_it(call: Mapping[str, Any]) -> dict[str, Any]:
+def _trl_call(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = read_arguments(function["arguments"])
     return {**call, "function": function if arguments is None else {**function, "arguments": arguments}}
 
 
 def _unlogged(*_: object) -> None:
-    """TRL's `log_extra` and `log_metric`: a reward here has no place where they would go."""
+    """Stand in for TRL's `log_extra` and `log_metric`, and ignore them."""
 
 
 async def _one(given: Any) -> float | None:
-    """A reward: a number, or the list of one that reward functions give; None of one that does not judge."""
+    """Return a reward given as a number or a list of one; None where the function does not judge."""
     given = await given if inspect.isawaitable(given) else given
     value = given[0] if isinstance(given, Sequence) else given
     return None if value is None else float(value)

@@ -1,6 +1,7 @@
-"""Environments behind an OpenEnv server: `reset` and `step` over a WebSocket, a session for each rollout.
+"""Environments of an OpenEnv server: `reset` and `step` over a WebSocket.
 
-Its messages are those of OpenEnv's own client (openenv-core 0.3), which would bring a web interface along.
+Each rollout has a session. The messages are those of OpenEnv's own client (openenv-core 0.3), which would require a web
+interface.
 """
 
 from __future__ import annotations
@@ -16,25 +17,25 @@ import aiohttp
 from retcon.core.concurrency import run_sync
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import ToolSpec, Trajectory
-from retcon.tasks.environments.types import BegunRows, CallFailed, Rollback, task_of
+from retcon.tasks.environments.types import CallFailed, Rollback, TaskRows, build_task
 from retcon.tasks.types import Split, Task
 
 SECONDS = 60.0
-"""That a server has for an answer."""
+"""Time limit of a server's answer."""
 MCP = ("Action", "CallToolAction", "ListToolsAction")
-"""Titles of the schemas of actions behind which there are tools, which the server lists."""
+"""Titles of action schemas with tools that the server lists."""
 NOT_RESET = ("prompt", "answer")
 _OWN = ("EXECUTION_ERROR", "VALIDATION_ERROR")
-"""Codes of errors that an action has met with; others are the server's."""
+"""Codes of an action's errors; others are the server's."""
 _FAULTS = (aiohttp.ClientError, OSError, TimeoutError, ValueError)
 _OTHERS = (LookupError, TypeError, AttributeError)
-"""Raised by what another server says."""
+"""Raised by the answers of a server of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """url: `http://host:port`. prompt: what stands before what `reset` shows. failed: the field of an observation that
-    is neither empty, 0 nor false where a step has failed; none where empty."""
+    """An OpenEnv server. url: `http://host:port`. prompt: text before that of `reset`. failed: the field of an
+    observation that is truthy where a step has failed; "" for none."""
 
     url: str
     prompt: str = ""
@@ -43,7 +44,7 @@ class Server:
 
 @dataclass(slots=True)
 class Episode:
-    """A session. reward: of all steps so far, added."""
+    """A session of one rollout. reward: sum over all steps so far."""
 
     http: aiohttp.ClientSession
     socket: aiohttp.ClientWebSocketResponse
@@ -52,11 +53,10 @@ class Episode:
 
 
 class OpenEnvEnvironment:
-    """Implements `retcon.tasks.environments.types.Environment`.
+    """An `Environment` (`retcon.tasks.environments.types`) of an OpenEnv server.
 
-    The tools are those that the server lists; where it has none, one, `step`, whose arguments are an action. Each row's
-    `reset` must show the same each time. Nothing says that a session can be gone back to. Raises RecipeError where the
-    server cannot be reached.
+    The tools are those that the server lists, or else `step`, whose arguments are an action. Each row's `reset` must
+    show the same each time. Sessions cannot be rolled back. Raises RecipeError where the server cannot be reached.
     """
 
     rollback: Rollback = "impossible"
@@ -65,7 +65,7 @@ class OpenEnvEnvironment:
         self._server, self._rows = server, rows
         self._url = server.url.rstrip("/")
         self.name = f"openenv-{self._url.rpartition('/')[2].replace(':', '-')}"
-        self._begun = BegunRows(self.name, "url")
+        self._task_rows = TaskRows(self.name, "url")
         try:
             self.specs: Sequence[ToolSpec] = run_sync(self._tools())
         except (InfrastructureFault, CallFailed, *_FAULTS, *_OTHERS) as error:
@@ -75,12 +75,12 @@ class OpenEnvEnvironment:
         return run_sync(self._tasks()) if split == "train" else []
 
     def row(self, task: str) -> Mapping[str, Any]:
-        return self._begun.row(task)
+        return self._task_rows.row(task)
 
     async def begin(self, task: str) -> Episode:
-        episode, said = await self._reset(self._begun.row(task))
+        episode, opening = await self._reset(self._task_rows.row(task))
         try:
-            self._begun.check(task, said)
+            self._task_rows.check(task, opening)
         except RecipeError:
             await self.end(episode)
             raise
@@ -95,17 +95,17 @@ class OpenEnvEnvironment:
         if listed:
             return _of_tool(observation)
         if self._server.failed and observation.get(self._server.failed):
-            raise CallFailed(_shown(observation))
-        return _shown(observation)
+            raise CallFailed(_render(observation))
+        return _render(observation)
 
-    def copied(self, state: Episode) -> NoReturn:
+    def copy_state(self, state: Episode) -> NoReturn:
         raise TypeError("it is on a server (task.rollback)")
 
     async def end(self, state: Episode) -> None:
         try:
             await state.socket.send_str(json.dumps({"type": "close"}))
         except _FAULTS:
-            pass  # it is gone already
+            pass  # it is closed already
         finally:
             await state.socket.close()
             await state.http.close()
@@ -125,7 +125,7 @@ class OpenEnvEnvironment:
             parameters = {key: value for key, value in schema.items() if key != "title"}
             parameters["properties"] = {k: v for k, v in schema.get("properties", {}).items() if k != "metadata"}
             return [ToolSpec("step", schema.get("description", ""), parameters)]
-        episode = await self._connected()
+        episode = await self._connect()
         try:
             tools = (await self._step(episode, {"type": "list_tools"}))["tools"]
         finally:
@@ -136,30 +136,30 @@ class OpenEnvEnvironment:
     async def _tasks(self) -> list[Task]:
         found = []
         for number, row in enumerate(self._rows):
-            episode, said = await self._reset(row)
+            episode, opening = await self._reset(row)
             await self.end(episode)
             prompt = row.get("prompt", self._server.prompt)
-            task = task_of(prompt, set=self.name, number=number, answer=row.get("answer"), after=said)
-            self._begun.keep(task.id, row, said)
+            task = build_task(prompt, set=self.name, number=number, answer=row.get("answer"), after=opening)
+            self._task_rows.keep(task.id, row, opening)
             found.append(task)
         return found
 
     async def _reset(self, row: Mapping[str, Any]) -> tuple[Episode, str]:
-        """A session that begins with a row, and what it shows. Raises InfrastructureFault."""
-        episode = await self._connected()
+        """Begin a session with a row, and return it with its text. Raises InfrastructureFault."""
+        episode = await self._connect()
         try:
             given = {key: value for key, value in row.items() if key not in NOT_RESET}
-            said = await self._asked(episode, {"type": "reset", "data": given})
+            reply = await self._request(episode, {"type": "reset", "data": given})
         except CallFailed as failed:
             await self.end(episode)
             raise InfrastructureFault(f"{self.name} cannot be reset with {given}: {failed}") from failed
         except BaseException:
             await self.end(episode)
             raise
-        shown = {key: value for key, value in said.get("observation", {}).items() if value is not None}
-        return episode, _shown(shown) if shown else ""
+        shown = {key: value for key, value in reply.get("observation", {}).items() if value is not None}
+        return episode, _render(shown) if shown else ""
 
-    async def _connected(self) -> Episode:
+    async def _connect(self) -> Episode:
         http = aiohttp.ClientSession()
         try:
             async with asyncio.timeout(SECONDS):
@@ -172,51 +172,51 @@ class OpenEnvEnvironment:
         return Episode(http, socket)
 
     async def _step(self, episode: Episode, action: Mapping[str, Any]) -> Mapping[str, Any]:
-        said = await self._asked(episode, {"type": "step", "data": action})
-        episode.reward += said.get("reward") or 0.0
-        episode.done = bool(said.get("done"))
-        observation: Mapping[str, Any] = said.get("observation", {})
+        reply = await self._request(episode, {"type": "step", "data": action})
+        episode.reward += reply.get("reward") or 0.0
+        episode.done = bool(reply.get("done"))
+        observation: Mapping[str, Any] = reply.get("observation", {})
         return observation
 
-    async def _asked(self, episode: Episode, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _request(self, episode: Episode, message: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             await episode.socket.send_str(json.dumps(message))
-            told = json.loads(await episode.socket.receive_str(timeout=SECONDS))
+            reply = json.loads(await episode.socket.receive_str(timeout=SECONDS))
         except (*_FAULTS, TypeError) as error:  # TypeError: it was closed
             raise InfrastructureFault(f"{self.name}: the session broke off: {_why(error)}") from error
-        data: Mapping[str, Any] = told.get("data") or {}
-        if told.get("type") != "error":
+        data: Mapping[str, Any] = reply.get("data") or {}
+        if reply.get("type") != "error":
             return data
-        said, code = str(data.get("message")), data.get("code")
+        reason, code = str(data.get("message")), data.get("code")
         if code in _OWN:
-            raise CallFailed(said, str(code))
-        raise InfrastructureFault(f"{self.name}: {code}: {said}")
+            raise CallFailed(reason, str(code))
+        raise InfrastructureFault(f"{self.name}: {code}: {reason}")
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, TimeoutError):  # which says nothing
+    if isinstance(error, TimeoutError):  # its text is empty
         return f"no answer in {SECONDS:g} seconds"
     return f"{type(error).__name__}: {error}" if isinstance(error, _OTHERS) else str(error)
 
 
 def _of_tool(observation: Mapping[str, Any]) -> str:
-    """What a listed tool answered. Raises CallFailed, and InfrastructureFault where it was not reached."""
+    """Return the answer of a listed tool. Raises CallFailed, and InfrastructureFault where it was not reached."""
     if (error := observation.get("error")) is not None:
-        kind, said = error["error_type"], error["message"]
+        kind, reason = error["error_type"], error["message"]
         if kind == "transport_error":
-            raise InfrastructureFault(f"{observation.get('tool_name')}: {said}")
-        raise CallFailed(said, kind, "timeout" if kind == "timeout" else "error")
+            raise InfrastructureFault(f"{observation.get('tool_name')}: {reason}")
+        raise CallFailed(reason, kind, "timeout" if kind == "timeout" else "error")
     result = observation.get("result")
     if not isinstance(result, Mapping) or "content" not in result:
         return result if isinstance(result, str) else json.dumps(result)
-    told = "\n".join(part["text"] for part in result["content"] if part.get("type") == "text")
+    text = "\n".join(part["text"] for part in result["content"] if part.get("type") == "text")
     if result.get("is_error") or result.get("isError"):
-        raise CallFailed(told)
-    return told
+        raise CallFailed(text)
+    return text
 
 
-def _shown(observation: Mapping[str, Any]) -> str:
-    """An observation as the model reads it: JSON; of one with a single field, the text there."""
+def _render(observation: Mapping[str, Any]) -> str:
+    """Render an observation for the model: JSON, or the text of its single field."""
     if len(observation) == 1 and isinstance(only := next(iter(observation.values())), str):
         return only
     return json.dumps(observation, ensure_ascii=False)

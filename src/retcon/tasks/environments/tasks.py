@@ -1,4 +1,4 @@
-"""The tasks of an environment, graded by its own reward. Implements `TaskSet`."""
+"""Task set of an environment, graded by its own reward. Implements `TaskSet`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from retcon.tasks.registry import RIGHT, WRONG, CountTokens
 from retcon.tasks.types import Task
 
 UNGRADED = 1 << 14
-"""States that are kept for grading at most. That of a rollout that was lost is kept until another one of its id
-begins."""
+"""Most states kept for grading. That of a lost rollout is kept until another one of its id begins."""
 
 
 class Sessions:
-    """All trajectories of an environment. rollback: as in `Rollback`."""
+    """The sessions of an environment's trajectories."""
 
     def __init__(self, environment: Environment, rollback: Rollback) -> None:
         self.environment = environment
@@ -37,25 +36,25 @@ class Sessions:
         self._over: OrderedDict[str, Any] = OrderedDict()
 
     def tools(self, output_chars: int) -> list[StatelessTool] | list[EnvironmentTool]:
-        """output_chars: characters of an observation at most."""
-        if self.rollback == self.environment.rollback == "unneeded":  # else its calls take a state all the same
+        """Build the environment's tools. output_chars: most characters of an observation."""
+        if self.rollback == self.environment.rollback == "unneeded":  # else its calls need a state
             return [StatelessTool(self.environment, spec, output_chars) for spec in self.environment.specs]
         return [EnvironmentTool(self, spec, output_chars) for spec in self.environment.specs]
 
-    def begun(self, trajectory: str) -> None:
-        """A rollout of this id begins: what another one left, which was lost and will not be graded, is not its own."""
+    def forget(self, trajectory: str) -> None:
+        """Drop the state of an earlier, lost rollout of this id."""
         self._over.pop(trajectory, None)
 
-    async def opened(self, task: str, trajectory: str) -> EnvironmentSession:
-        """The session of a trajectory, one more tool of which has it now. Raises InfrastructureFault."""
+    async def open(self, task: str, trajectory: str) -> EnvironmentSession:
+        """Open a trajectory's session for one more of its tools. Raises InfrastructureFault."""
         if trajectory not in self._open:
             state = await self.environment.begin(task)
             self._open[trajectory] = EnvironmentSession(self.environment, self.rollback, task, state)
         self._open[trajectory].users += 1
         return self._open[trajectory]
 
-    async def left(self, trajectory: str) -> None:
-        """One tool has done with it; after the last one the state is kept until it is graded."""
+    async def release(self, trajectory: str) -> None:
+        """Release one tool's share; after the last one the state is kept for grading."""
         session = self._open[trajectory]
         session.users -= 1
         if session.users:
@@ -66,9 +65,9 @@ class Sessions:
             self._over.popitem(last=False)
         await self.environment.end(session.state)
 
-    async def final(self, task: str, trajectory: str) -> Any:
-        """The state in which a trajectory left its tools, for the one time that it is graded; as it begins for one that
-        made no call. Raises InfrastructureFault."""
+    async def take_final(self, task: str, trajectory: str) -> Any:
+        """Take a trajectory's final state, once, for grading; a fresh state if it made no call. Raises
+        InfrastructureFault."""
         if trajectory in self._over:
             return self._over.pop(trajectory)
         state = await self.environment.begin(task)
@@ -77,51 +76,51 @@ class Sessions:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A call that was made, and what it was told, in so many characters at most."""
+class _CallRecord:
+    """A call with its answer, cut to `output_chars` characters."""
 
     call: ToolCall
-    told: Observation
+    answer: Observation
     output_chars: int
 
     def same(self, other: Observation) -> bool:
-        mine = self.told
+        mine = self.answer
         return (mine.text, mine.status, mine.error_type) == (other.text, other.status, other.error_type)
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _Checkpoint:
     """A checkpoint: the calls that led to it, and the state where it is copied."""
 
-    made: tuple[_Made, ...]
+    made: tuple[_CallRecord, ...]
     state: Any = None
 
 
 class EnvironmentSession:
-    """One trajectory's state, with the checkpoints of it. users: tools that have it."""
+    """State of one trajectory with its checkpoints. users: tools that hold it."""
 
     def __init__(self, environment: Environment, rollback: Rollback, task: str, state: Any) -> None:
         self.state = state
         self.users = 0
         self._environment, self._rollback, self._task = environment, rollback, task
-        self._made: tuple[_Made, ...] = ()
-        self._kept: dict[str, _Kept] = {}
+        self._made: tuple[_CallRecord, ...] = ()
+        self._kept: dict[str, _Checkpoint] = {}
         self._named = 0
-        self._at: _Kept | None = None  # whose state is the present one: each of several tools asks for the same
+        self._at: _Checkpoint | None = None  # of the present state, which several tools share
 
     async def call(self, call: ToolCall, output_chars: int) -> Observation:
         self._at = None
-        told = await answered(self._environment, self.state, call, output_chars)
-        self._made = (*self._made, _Made(call, told, output_chars))
-        return told
+        answer = await run_call(self._environment, self.state, call, output_chars)
+        self._made = (*self._made, _CallRecord(call, answer, output_chars))
+        return answer
 
     async def checkpoint(self) -> str:
-        """See `retcon.tools.types.OpenTool`, as for the others."""
+        """Keep the present state and return its id (`retcon.tools.types.OpenTool`)."""
         if self._rollback == "impossible":
             raise InfrastructureFault(f"the state of {self._environment.name} cannot be kept (task.rollback)")
         if self._at is None:
             copy = self._rollback == "copy"
-            self._at = _Kept(self._made, self._copied(self.state) if copy else None)
+            self._at = _Checkpoint(self._made, self._copy(self.state) if copy else None)
         self._named += 1
         self._kept[str(self._named)] = self._at
         return str(self._named)
@@ -133,7 +132,7 @@ class EnvironmentSession:
         if kept is self._at:
             return
         if self._rollback == "copy":
-            self.state = self._copied(kept.state)
+            self.state = self._copy(kept.state)
         elif self._rollback == "replay":
             await self._replay(kept.made)
         self._made, self._at = kept.made, kept
@@ -141,26 +140,26 @@ class EnvironmentSession:
     async def discard(self, checkpoint: str) -> None:
         self._kept.pop(checkpoint, None)
 
-    async def _replay(self, made: Sequence[_Made]) -> None:
+    async def _replay(self, made: Sequence[_CallRecord]) -> None:
         await self._environment.end(self.state)
         self.state = await self._environment.begin(self._task)
         for one in made:
-            again = await answered(self._environment, self.state, one.call, one.output_chars)
+            again = await run_call(self._environment, self.state, one.call, one.output_chars)
             if not one.same(again):
                 raise InfrastructureFault(
                     f"{self._environment.name}: the same calls were answered otherwise when they were made again, so "
                     f"that its state cannot be gone back to by task.rollback = 'replay': {one.call.name}"
                 )
 
-    def _copied(self, state: Any) -> Any:
+    def _copy(self, state: Any) -> Any:
         try:
-            return self._environment.copied(state)
+            return self._environment.copy_state(state)
         except Exception as error:  # copying runs the user's own code
             raise InfrastructureFault(f"the state of {self._environment.name} cannot be copied: {error}") from error
 
 
-async def answered(environment: Environment, state: Any, call: ToolCall, output_chars: int) -> Observation:
-    """What the environment says to a call, which has arguments; `infrastructure` where that is a fault of its own."""
+async def run_call(environment: Environment, state: Any, call: ToolCall, output_chars: int) -> Observation:
+    """Run a well-formed call and return its observation; `infrastructure` for the environment's own faults."""
     assert not isinstance(call.arguments, str)  # `rollout.calls` answers those
     began = time.perf_counter()
     status: Status = "ok"
@@ -176,41 +175,41 @@ async def answered(environment: Environment, state: Any, call: ToolCall, output_
 
 
 class StatelessTool:
-    """A tool whose answers depend on the call alone. Implements `retcon.tools.types.Tool`."""
+    """Tool whose answers depend on the call alone. Implements `retcon.tools.types.Tool`."""
 
     def __init__(self, environment: Environment, spec: ToolSpec, output_chars: int) -> None:
         self.name, self.spec = spec.name, spec
         self._environment, self._output_chars = environment, output_chars
 
     async def __call__(self, call: ToolCall) -> Observation:
-        return await answered(self._environment, None, call, self._output_chars)
+        return await run_call(self._environment, None, call, self._output_chars)
 
 
 class EnvironmentTool:
-    """A tool of an environment that begins with a task. Implements `retcon.tools.types.TaskTool`."""
+    """Tool of an environment that begins with a task. Implements `retcon.tools.types.TaskTool`."""
 
     def __init__(self, sessions: Sessions, spec: ToolSpec, output_chars: int) -> None:
         self.name, self.spec = spec.name, spec
         self._sessions, self._output_chars = sessions, output_chars
 
-    def of(self, task: str, trajectory: str, model: object = None) -> _OfTask:
-        self._sessions.begun(trajectory)
-        return _OfTask(self._sessions, self.spec, self._output_chars, task)
+    def of(self, task: str, trajectory: str, model: object = None) -> _SessionTool:
+        self._sessions.forget(trajectory)
+        return _SessionTool(self._sessions, self.spec, self._output_chars, task)
 
 
-class _OfTask:
-    """Implements `retcon.tools.types.StatefulTool`."""
+class _SessionTool:
+    """Tool of one task. Implements `retcon.tools.types.StatefulTool`."""
 
     def __init__(self, sessions: Sessions, spec: ToolSpec, output_chars: int, task: str) -> None:
         self.name, self.spec = spec.name, spec
         self._sessions, self._output_chars, self._task = sessions, output_chars, task
 
-    async def open(self, trajectory: str) -> _Open:
-        session = await self._sessions.opened(self._task, trajectory)
-        return _Open(self._sessions, session, self.spec, self._output_chars, trajectory)
+    async def open(self, trajectory: str) -> _OpenTool:
+        session = await self._sessions.open(self._task, trajectory)
+        return _OpenTool(self._sessions, session, self.spec, self._output_chars, trajectory)
 
 
-class _Open:
+class _OpenTool:
     """One tool's share of a session. Implements `retcon.tools.types.OpenTool`."""
 
     def __init__(
@@ -225,19 +224,19 @@ class _Open:
         return await self._session.call(call, self._output_chars)
 
     async def close(self) -> None:
-        await self._sessions.left(self._trajectory)
+        await self._sessions.release(self._trajectory)
 
 
 _RANGE = 2**63  # of `derive`
 
 
 class EnvironmentTasks:
-    """sessions: of the environment. evaluation_share: of its tasks that are held out, where it has none for evaluation.
-    right_from: the reward from which a rollout is right (1, else -1); None: rewards stay as they are."""
+    """The tasks of an environment. evaluation_share: share held out if it has no evaluation tasks. right_from: the
+    reward from which a rollout is right (1, else -1); None: rewards stay as they are."""
 
     system: str | None = None
     ends = True
-    """Held-out rows can all be evaluated on (`retcon.tasks.registry.problems_of`)."""
+    """All held-out rows can be evaluated on (`retcon.tasks.registry.problems_of`)."""
 
     def __init__(self, sessions: Sessions, *, evaluation_share: float, right_from: float | None) -> None:
         self.sessions = sessions
@@ -246,19 +245,19 @@ class EnvironmentTasks:
         self._right_from = right_from
 
     def train(self, seed: int) -> Iterator[Task]:
-        """Each task once, in an order that the seed makes."""
+        """Draw each task once, in an order by the seed."""
         return iter(sorted(self._split[0], key=lambda task: derive("order", seed, task.id)))
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
-        """`count` tasks that are held out, drawn by the seed; all of them where there are no more."""
+        """Draw `count` held-out tasks by the seed; all if there are no more."""
         return sorted(self._split[1], key=lambda task: derive("evaluation", seed, task.id))[:count]
 
     async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its answer and the environment's reward. Raises InfrastructureFault where that could not
-        be had."""
+        """Return the trajectory with its answer and the environment's reward. Raises InfrastructureFault without a
+        reward."""
         if trajectory.stop == "infrastructure":
             return trajectory
-        state = await self.sessions.final(task.id, trajectory.id)
+        state = await self.sessions.take_final(task.id, trajectory.id)
         reward, answer = await self.sessions.environment.reward(task, trajectory, state)
         if self._right_from is not None:
             reward = RIGHT if reward >= self._right_from else WRONG
@@ -266,14 +265,14 @@ class EnvironmentTasks:
 
     @cached_property
     def _split(self) -> tuple[list[Task], list[Task]]:
-        """What trains, and what evaluates; a task for evaluation does not train, whatever its id."""
+        """Return training and evaluation tasks; an evaluation problem never trains, whatever its id."""
         own = list(self.sessions.environment.tasks("train"))
         held_out = list(self.sessions.environment.tasks("evaluation"))
         if not own and not held_out:
             raise RecipeError(f"task.environment: {self.name} has no task at all")
         if held_out:
-            asked = {_told(task) for task in held_out}
-            if train := [task for task in own if _told(task) not in asked]:
+            asked = {_content(task) for task in held_out}
+            if train := [task for task in own if _content(task) not in asked]:
                 return train, held_out
             problems = self._problems([*own, *held_out])  # they may all begin alike
             evaluates = set(problems[len(own) :])
@@ -287,34 +286,33 @@ class EnvironmentTasks:
         return [task for problem, task in zip(problems, own, strict=True) if first[problem].id not in ids], drawn
 
     def _problems(self, tasks: Sequence[Task]) -> Sequence[object]:
-        """Of each task which problem it is."""
+        """Return each task's problem."""
         problems = [self._same(task) for task in tasks]
-        if len(set(problems)) == 1 and not tasks[0].answer:  # rows that say nothing: what differs the environment draws
+        if len(set(problems)) == 1 and not tasks[0].answer:  # equal rows: the environment draws the differences
             return [task.id for task in tasks]
         return problems
 
     def _same(self, task: Task) -> tuple[object, ...]:
-        """What tasks have in common that are one problem. Of those without an answer the question may be that of all (a
-        game with a hidden word): their rows tell them apart."""
+        """Return a key of the task's problem. Without answers, all tasks may share a question (a game with a hidden
+        word): their rows differ."""
         if task.answer:
-            return _told(task)
-        return (*_told(task), repr(sorted(self.sessions.environment.row(task.id).items())))
+            return _content(task)
+        return (*_content(task), repr(sorted(self.sessions.environment.row(task.id).items())))
 
     def _held_out(self, own: list[Task]) -> list[Task]:
-        """By the ids alone, so that tasks that are added move no other; one at least, where any is to be. own: of each
-        problem the first task, whose id draws for all that are the same."""
+        """Draw the held-out tasks by their ids, so that added tasks move no other; at least one if any. own: the first
+        task of each problem, which draws for all of them."""
         drawn = sorted((derive("held out", task.id), n) for n, task in enumerate(own))
         within = [n for place, n in drawn if place < self._share * _RANGE]
         return [own[n] for n in sorted(within or [n for _, n in drawn[: self._share > 0]])]
 
 
-def _told(task: Task) -> tuple[object, ...]:
-    """What a task asks, and its answer."""
+def _content(task: Task) -> tuple[object, ...]:
     return task.before, task.question, task.answer
 
 
 class EnvironmentSection(TaskSection):
-    """A kind has `adapter()`."""
+    """Base of task sections with an environment. A kind has `adapter()`."""
 
     rollback: Literal["auto", "unneeded", "copy", "replay", "impossible"] = Field("auto", description="how tools go "
         "back to where a failed call began: unneeded: they keep nothing; copy: their state is copied; replay: the "
@@ -329,17 +327,17 @@ class EnvironmentSection(TaskSection):
 
     @abstractmethod
     def adapter(self) -> Environment:
-        """Raises RecipeError where it cannot be had, MissingExtra without the package that it is for."""
+        """Open the environment. Raises RecipeError where it is unavailable, MissingExtra without its package."""
 
     def build(self, count_tokens: CountTokens | None = None) -> EnvironmentTasks:
-        return _opened(type(self), self.model_dump_json())
+        return _open_tasks(type(self), self.model_dump_json())
 
     def tools(self, recipe: Recipe) -> Sequence[Any]:
-        """The environment's own."""
+        """Return the environment's tools."""
         return self.build().sessions.tools(recipe.sandbox.output_chars)
 
     def check_rollouts(self, recipe: Recipe) -> None:
-        """Raises RecipeError where the recipe goes back to states, and that is impossible."""
+        """Raise RecipeError where the recipe restores states, which is impossible here."""
         sessions = self.build().sessions
         name, how = sessions.environment.name, sessions.rollback
         if how == "impossible" and recipe.repair.kind != "none" and sessions.environment.specs:
@@ -350,12 +348,12 @@ class EnvironmentSection(TaskSection):
             )
 
     def check_branching(self, recipe: Recipe) -> None:
-        """Raises RecipeError where rollouts branch, and would share a state."""
+        """Raise RecipeError where branching rollouts would share a state."""
         if not recipe.strategy.branching:
             return
         sessions = self.build().sessions
         name, needless = sessions.environment.name, sessions.environment.rollback == "unneeded"
-        if not (needless and sessions.rollback == "unneeded"):  # else each rollout has a state all the same
+        if not (needless and sessions.rollback == "unneeded"):  # else each rollout has a state
             raise RecipeError(
                 f"strategy.kind = '{recipe.strategy.kind}': the state of {name} is one for all its tools, and rollouts "
                 "cannot branch with it; set strategy.kind to independent"
@@ -363,8 +361,8 @@ class EnvironmentSection(TaskSection):
 
 
 @lru_cache(maxsize=8)
-def _opened(kind: type[EnvironmentSection], keys: str) -> EnvironmentTasks:
-    """One for equal sections, as what grades must know the states that the tools left."""
+def _open_tasks(kind: type[EnvironmentSection], keys: str) -> EnvironmentTasks:
+    """Open the tasks, once for equal sections: grading must see the states that the tools left."""
     section = kind.model_validate_json(keys)
     with reraise_as(RecipeError, f"task.kind = '{section.kind}': the environment"):  # is made, and begun
         environment = section.adapter()

@@ -1,7 +1,7 @@
-"""Environments of `verifiers`: tasksets of 0.4 and later (`verifiers.v1`), and the classic API before it.
+"""Environments of `verifiers`: tasksets (`verifiers.v1`, 0.4) and the classic API.
 
-A taskset's model is played here, so it has no harness and no runtime: tasks that need one are refused. A classic
-environment is served where its tools alone answer the model, and not `env_response`.
+A taskset's agent is Retcon's own loop, without harness and runtime: tasks that need one are refused. A classic
+environment is supported where its tools alone answer the model, and not `env_response`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from retcon.core.errors import InfrastructureFault, MissingExtra, RecipeError
 from retcon.core.registry import import_local, import_object
 from retcon.core.types import ToolSpec, Trajectory
 from retcon.tasks.environments.types import (
-    BegunRows,
     CallFailed,
     Rollback,
-    ended_if_it_fails,
-    failure,
-    messages_of,
-    shown,
-    task_of,
+    TaskRows,
+    build_task,
+    classify_error,
+    cleanup_on_error,
+    completion_messages,
+    render_output,
 )
 from retcon.tasks.types import Split, Task
 
 _state: ContextVar[Any] = ContextVar("state")
-"""The state of the rollout whose call is being made: what `Toolset.state` gives here."""
+"""The state of the rollout whose call is running, which `Toolset.state` returns here."""
 
 
-class Served:
-    """The tools of one rollout. own: toolsets of this rollout alone, as `served_here` made them; shared: those that all
-    rollouts have."""
+class ToolServers:
+    """The tools of one rollout. own: its own toolsets, from `serve_locally`; shared: those of all rollouts."""
 
     def __init__(self, own: Sequence[Any], shared: Sequence[Any] = ()) -> None:
         self.own, self._shared = own, shared
@@ -46,8 +45,8 @@ class Served:
         self._tools: dict[str, tuple[Any, str]] = {}
 
     async def specs(self) -> list[ToolSpec]:
-        """Named as verifiers' own agents name them, `SERVER_TOOL`, or `TOOL` where the toolset has no prefix. Raises
-        RecipeError where two have one name."""
+        """Return the specs by verifiers' names: `SERVER_TOOL`, or `TOOL` without a prefix. Raises RecipeError where two
+        have the same name."""
         found: list[ToolSpec] = []
         self._tools.clear()
         for toolset, server in self._servers:
@@ -61,7 +60,8 @@ class Served:
         return found
 
     async def call(self, state: Any, name: str, arguments: Mapping[str, Any], faults: Collection[str]) -> str:
-        """What a tool answers. state: the rollout's. faults: see `failure`. Raises CallFailed, InfrastructureFault."""
+        """Call a tool and return its answer. state: the rollout's. faults: those of `classify_error`. Raises
+        CallFailed, InfrastructureFault."""
         from mcp.server.mcpserver.exceptions import ToolError
 
         if not self._tools:
@@ -70,35 +70,35 @@ class Served:
         token = _state.set(state)
         try:
             answer = await server.call_tool(tool, dict(arguments))
-        except ToolError as error:  # its text is what the model is told there, too
-            raise failure(_cause(error), faults, str(error)) from error
+        except ToolError as error:  # its text is the model's observation in verifiers, too
+            raise classify_error(_cause(error), faults, str(error)) from error
         finally:
             _state.reset(token)
-        told = shown([_part(block) for block in answer.content]) if answer.content else ""
+        text = render_output([_part(block) for block in answer.content]) if answer.content else ""
         if answer.is_error:
-            raise CallFailed(told)
-        return told
+            raise CallFailed(text)
+        return text
 
-    def copied(self) -> Served:
-        """With all that its own toolsets keep; those that are shared stay as they are."""
-        return Served([_copied(toolset) for toolset in self.own], self._shared)
+    def copy(self) -> ToolServers:
+        """Copy its own toolsets with their state; shared ones stay shared."""
+        return ToolServers([_copy_toolset(toolset) for toolset in self.own], self._shared)
 
     async def end(self) -> None:
-        """Closes what its own toolsets have opened."""
+        """Close its own toolsets."""
         await end_toolsets(self.own)
 
 
 async def end_toolsets(toolsets: Sequence[Any]) -> None:
-    """Closes what they have opened, the rest too where closing one of them raises."""
+    """Close all toolsets, even where closing one of them raises."""
     async with AsyncExitStack() as closing:
         for toolset in toolsets:
-            closing.push_async_callback(toolset._exit_stack.aclose)  # as the server does in which verifiers runs it
+            closing.push_async_callback(toolset._exit_stack.aclose)  # like the server in which verifiers runs it
 
 
-def served_here(toolset: Any) -> Any:
-    """The toolset, with the state of the rollout whose call it answers as its state.
+def serve_locally(toolset: Any) -> Any:
+    """Give a toolset the state of the calling rollout as its state.
 
-    Raises RecipeError for one that runs in another place.
+    Raises RecipeError for one that runs elsewhere.
     """
     name = type(toolset).__name__
     if url := getattr(toolset.config, "url", None):
@@ -112,7 +112,7 @@ def served_here(toolset: Any) -> Any:
 
 @cache
 def _here(kind: type) -> type:
-    """The same class, whose state is the rollout's and does not come over HTTP."""
+    """Return a subclass whose state is the rollout's and does not come over HTTP."""
     state = property(lambda self: _state.get(None) or self._inert_state)
     return type(kind.__name__, (kind,), {"state": state, "__module__": kind.__module__})
 
@@ -125,8 +125,8 @@ def _server(toolset: Any) -> Any:
     return server
 
 
-def _copied(toolset: Any) -> Any:
-    """What every toolset has (its settings, adapters, what it closes) is shared; what this one added is copied."""
+def _copy_toolset(toolset: Any) -> Any:
+    """Copy a toolset's own attributes; those of every toolset (settings, adapters, exit stack) are shared."""
     import verifiers.v1 as vf
 
     every = vars(vf.Toolset(vf.ToolsetConfig()))
@@ -142,35 +142,35 @@ def _cause(error: Exception) -> Exception:
 
 
 def _part(block: Any) -> dict[str, Any]:
-    """A block of MCP as a part of a message."""
+    """Return an MCP block as a part of a message."""
     return {"type": block.type, "text": block.text} if block.type == "text" else {"type": block.type}
 
 
 _IN_A_CONTAINER = ("image", "agent_user", "skills", "artifacts")
-"""What a task says of the container that it is to be solved in."""
+"""Fields of a task that concern its container."""
 _PLACE = "idx"
-"""Of a task's data: its place in the taskset."""
+"""Field of a task's data with its place in the taskset."""
 _STOPPED = {"answer": "agent_completed", "turns": "max_turns", "length": "max_total_tokens"}
-"""Why a rollout ended, in the words of verifiers."""
+"""Stop reasons in the words of verifiers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A rollout: its task, what is known of it so far (`verifiers.v1.Trace`), and its tools."""
+class TasksetRollout:
+    """State of a rollout: its task, trace (`verifiers.v1.Trace`) and tools."""
 
     task: Any
     trace: Any
-    served: Served
+    tools: ToolServers
 
 
 class TasksetEnvironment:
-    """Implements `retcon.tasks.environments.types.Environment`.
+    """An `Environment` (`retcon.tasks.environments.types`) of a verifiers taskset.
 
     environment: an installed taskset's id (`owner/name`, `name`), or the import path of a Taskset, its class or a
-    function that makes one; arguments: of its configuration, or of the function. faults: see `failure`.
+    function that makes one; arguments: of its configuration, or of the function. faults: those of `classify_error`.
 
-    Tools run in this process. Their state (`vf.State`) and what a toolset keeps of its own are copied for a repair;
-    what toolsets of the whole taskset keep is shared. Raises RecipeError.
+    Tools run in this process. Their state (`vf.State`) and a toolset's own attributes are copied for a repair; toolsets
+    of the whole taskset are shared. Raises RecipeError.
     """
 
     def __init__(self, environment: str, arguments: Mapping[str, Any], faults: Collection[str]) -> None:
@@ -180,7 +180,7 @@ class TasksetEnvironment:
         self._faults = faults
         self._taskset = _load_taskset(vf, environment, arguments)
         self.name = (environment.rpartition(":")[2] or environment).rsplit("/", 1)[-1].partition("@")[0]
-        self._shared = [served_here(toolset) for toolset in type(self._taskset).toolsets(self._taskset.config)]
+        self._shared = [serve_locally(toolset) for toolset in type(self._taskset).toolsets(self._taskset.config)]
         self._ready: asyncio.Task[None] | None = None
         self._rows = self._read()
         self.specs = self._tools()
@@ -198,11 +198,11 @@ class TasksetEnvironment:
         about = vf.TraceTask(type=type(row).__name__, data=row.data, key=row.key, hash=row.hash)
         state = vf.state.state_cls(type(row))()
         trace = vf.Trace(task=about, state=state, agent=vf.AgentInfo(config=vf.AgentConfig()))
-        begun = Begun(row, trace, self._served(row))
+        rollout = TasksetRollout(row, trace, self._serve(row))
         try:
-            async with ended_if_it_fails(begun.served.end):
+            async with cleanup_on_error(rollout.tools.end):
                 await self._set_up()
-                for toolset in begun.served.own:
+                for toolset in rollout.tools.own:
                     await toolset.setup()
                     await toolset.setup_task(row.data)
                 await self._hook(row.setup, trace)
@@ -210,27 +210,27 @@ class TasksetEnvironment:
             raise
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
-        return begun
+        return rollout
 
-    async def call(self, state: Begun, name: str, arguments: Mapping[str, Any]) -> str:
-        return await state.served.call(state.trace.state, name, arguments, self._faults)
+    async def call(self, state: TasksetRollout, name: str, arguments: Mapping[str, Any]) -> str:
+        return await state.tools.call(state.trace.state, name, arguments, self._faults)
 
-    def copied(self, state: Begun) -> Begun:
+    def copy_state(self, state: TasksetRollout) -> TasksetRollout:
         kept = state.trace.model_copy(update={"state": state.trace.state.model_copy(deep=True)})
-        return replace(state, trace=kept, served=state.served.copied())
+        return replace(state, trace=kept, tools=state.tools.copy())
 
-    async def end(self, state: Begun) -> None:
+    async def end(self, state: TasksetRollout) -> None:
         try:
-            await state.served.end()
+            await state.tools.end()
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its tools ended with {type(error).__name__}: {error}") from error
 
-    async def reward(self, task: Task, trajectory: Trajectory, state: Begun) -> tuple[float, str | None]:
+    async def reward(self, task: Task, trajectory: Trajectory, state: TasksetRollout) -> tuple[float, str | None]:
         trace = state.trace
-        said = messages_of(trajectory)
-        while said and said[-1]["role"] == "tool":  # a completion ends with what the model wrote
-            said.pop()
-        _fill_trace(self._vf, trace, _prompt(state.task.data), said)
+        messages = completion_messages(trajectory)
+        while messages and messages[-1]["role"] == "tool":  # a completion ends with a message of the model
+            messages.pop()
+        _fill_trace(self._vf, trace, _prompt(state.task.data), messages)
         trace.ok = True
         trace.stop(_STOPPED[trajectory.stop])
         try:
@@ -258,21 +258,21 @@ class TasksetEnvironment:
             if row.data.prompt is None:
                 raise RecipeError(f"row {number} of {self.name} has no prompt: in it a simulated user speaks first")
             answer = getattr(row.data, "answer", None)
-            task = task_of(_prompt(row.data), set=self.name, number=number, answer=answer)
+            task = build_task(_prompt(row.data), set=self.name, number=number, answer=answer)
             found[task.id] = task, row
         if not found:
             raise RecipeError(f"task.environment: {self.name} has no tasks")
         return found
 
     def _tools(self) -> Sequence[ToolSpec]:
-        """Those of every row. Raises RecipeError for a row that needs what is not here, and for one with other tools
-        than the first."""
+        """Return the tools, equal for all rows. Raises RecipeError for a row with unsupported needs, and for one with
+        other tools than the first."""
         kinds: dict[tuple[type, str], tuple[str, Any]] = {}
         for number, (_, row) in enumerate(self._rows.values()):
             where, kind = f"task.environment: row {number} of {self.name}", (type(row), repr(row.config))
-            _refuse_contained(row, where)
+            _check_container(row, where)
             if kind not in kinds:
-                self._refuse(row, where)
+                self._check_kind(row, where)
                 kinds[kind] = where, row
         firsts = list(kinds.values())
         found, *others = run_sync(self._specs([row for _, row in firsts]))
@@ -286,10 +286,10 @@ class TasksetEnvironment:
         return found
 
     async def _specs(self, rows: Iterable[Any]) -> list[Sequence[ToolSpec]]:
-        return [await self._served(row).specs() for row in rows]
+        return [await self._serve(row).specs() for row in rows]
 
-    def _refuse(self, row: Any, where: str) -> None:
-        """Raises RecipeError for a kind of task that needs what is not here."""
+    def _check_kind(self, row: Any, where: str) -> None:
+        """Raise RecipeError for a kind of task with unsupported needs."""
         kind = type(row).__name__
         needing = [hook.__name__ for hook in row.hooks("reward") if _needs_runtime(hook)]
         needing += [judge.reward_name for judge in row.plugged_judges() if _needs_runtime(judge.score)]
@@ -301,30 +301,30 @@ class TasksetEnvironment:
         if self._vf.utils.decorators.discover_decorated(row, "intercept"):
             raise RecipeError(f"{where}: {kind} rewrites what the model is shown (`@vf.intercept`)")
 
-    def _served(self, row: Any) -> Served:
-        own = [served_here(toolset) for toolset in type(row).toolsets(row.config)]
-        return Served(own, self._shared)
+    def _serve(self, row: Any) -> ToolServers:
+        own = [serve_locally(toolset) for toolset in type(row).toolsets(row.config)]
+        return ToolServers(own, self._shared)
 
     async def _set_up(self) -> None:
-        """The toolsets that all rollouts share, once; after a fault, again."""
+        """Set up the toolsets that all rollouts share, once; after a fault, again."""
         ready = self._ready
         if ready is None or (ready.done() and (ready.cancelled() or ready.exception())):
             ready = self._ready = asyncio.ensure_future(self._set_up_shared())
         await asyncio.shield(ready)  # a rollout that is cancelled does not take it along
 
     async def _set_up_shared(self) -> None:
-        async with ended_if_it_fails(partial(end_toolsets, self._shared)):
+        async with cleanup_on_error(partial(end_toolsets, self._shared)):
             for toolset in self._shared:
                 await toolset.setup()
 
     async def _hook(self, hook: Any, trace: Any) -> None:
-        """Runs what a task does before or after the rollout."""
+        """Run a task's hook before or after the rollout."""
         given = {"trace": trace, "runtime": _NoRuntime(self.name)}
         await hook(**{name: given[name] for name in inspect.signature(hook).parameters})
 
 
 class _NoRuntime:
-    """What is handed to hooks as the agent's runtime."""
+    """Placeholder of the agent's runtime for hooks; any use raises."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -368,8 +368,8 @@ def _made(vf: Any, found: Any, arguments: Mapping[str, Any]) -> Any:
     return found(**arguments) if callable(found) else found
 
 
-def _refuse_contained(row: Any, where: str) -> None:
-    """Raises RecipeError for a task that is to be solved in a container."""
+def _check_container(row: Any, where: str) -> None:
+    """Raise RecipeError for a task that needs a container."""
     wanted = [name for name in _IN_A_CONTAINER if getattr(row.data, name)]
     if row.NEEDS_CONTAINER or wanted:
         raise RecipeError(
@@ -387,7 +387,7 @@ def _listed(specs: Sequence[ToolSpec]) -> str:
 
 
 def _prompt(data: Any) -> list[dict[str, Any]]:
-    """All that stands before the model's first word, as messages."""
+    """Return the prompt as messages."""
     prompt = data.prompt
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [m.model_dump() for m in prompt]
     if data.system_prompt is not None and messages[:1] and messages[0]["role"] != "system":
@@ -395,18 +395,18 @@ def _prompt(data: Any) -> list[dict[str, Any]]:
     return messages
 
 
-def _fill_trace(vf: Any, trace: Any, prompt: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> None:
-    """A trace as verifiers' own rollout leaves it: its messages one after the other, without tokens."""
+def _fill_trace(vf: Any, trace: Any, prompt: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
+    """Fill a trace like verifiers' own rollout: one node per message, without tokens. after: the completion."""
     kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "tool": vf.ToolMessage}
-    for message in (*prompt, *said):
+    for message in (*prompt, *after):
         if message["role"] == "assistant":
             calls = [vf.ToolCall(id=call["id"], **call["function"]) for call in message.get("tool_calls") or ()]
-            told = vf.AssistantMessage(content=message["content"], tool_calls=calls or None)
+            node = vf.AssistantMessage(content=message["content"], tool_calls=calls or None)
         else:
-            told = kinds[message["role"]](**message)
+            node = kinds[message["role"]](**message)
         before = len(trace.nodes)
         sampled = before >= len(prompt) and message["role"] == "assistant"
-        trace.nodes.append(vf.MessageNode(parent=before - 1 if before else None, message=told, sampled=sampled))
+        trace.nodes.append(vf.MessageNode(parent=before - 1 if before else None, message=node, sampled=sampled))
 
 
 def _needs_runtime(hook: Any) -> bool:
@@ -420,21 +420,21 @@ HAD = "SingleTurnEnv, ToolEnv, StatefulToolEnv and PythonEnv"
 _NUMBER = "example_id"
 """The column in which verifiers numbers the rows."""
 _UNCOPIED = frozenset({"client", "usage_tracker", "usage", "timing"})
-"""Of a state, what no tool changes, and what cannot be copied."""
+"""Keys of a state that tools do not change or that cannot be copied."""
 _raised: ContextVar[list[str]] = ContextVar("raised")
-"""What reward functions have raised, of the rollout that is being graded: verifiers takes that for a reward of 0."""
+"""Errors of reward functions for the rollout in grading; verifiers would turn them into a reward of 0."""
 
 
 class VerifiersEnvironment:
-    """Implements `retcon.tasks.environments.types.Environment`.
+    """An `Environment` (`retcon.tasks.environments.types`) of verifiers' classic API.
 
-    environment: an installed environment's id (`gsm8k-python`, `owner/name`), or the import path of a function that
-    makes one, or of one; arguments: what that is called with. faults: see `failure`.
+    environment: an installed environment's id (`gsm8k-python`, `owner/name`), or the import path of an environment or
+    of a function that makes one; arguments: of that function. faults: those of `classify_error`.
 
-    Tools of a ToolEnv are functions of their arguments; those of a StatefulToolEnv get what `update_tool_args` adds
-    from the state, which is copied with `copy.deepcopy`. No messages are handed to `update_tool_args`: tools know none
-    here. A PythonEnv has no tools of its own here: its Python is Retcon's (`rollout.tools = ["python"]`). Raises
-    RecipeError.
+    Tools of a ToolEnv are functions of their arguments; those of a StatefulToolEnv also get arguments that
+    `update_tool_args` adds from the state, which is copied with `copy.deepcopy`. `update_tool_args` gets no messages:
+    tools here do not have them. A PythonEnv has no tools of its own here: its Python is Retcon's
+    (`rollout.tools = ["python"]`). Raises RecipeError.
     """
 
     def __init__(self, environment: str, arguments: Mapping[str, Any], faults: Collection[str]) -> None:
@@ -445,15 +445,15 @@ class VerifiersEnvironment:
         self._env = env = _loaded(self._vf, environment, arguments)
         self._faults = faults
         self.name = str(env.env_id or environment).replace(":", ".").rsplit("/", 1)[-1]
-        self._python = self._refuse_others()
+        self._python = self._check_supported()
         tools = [] if self._python else env.tool_defs or []
         self.specs: Sequence[ToolSpec] = [ToolSpec(t.name, t.description or "", dict(t.parameters)) for t in tools]
         stateful = isinstance(env, self._vf.StatefulToolEnv) or _overridden(env, "setup_state", self._vf.MultiTurnEnv)
         self.rollback: Rollback = "copy" if self.specs and stateful else "unneeded"
-        self._begun = BegunRows(self.name, "environment")
+        self._task_rows = TaskRows(self.name, "environment")
         for rubric in _rubrics(env.rubric):
-            weighed = zip(rubric.funcs, rubric.weights, strict=True)  # the others are figures, which may fail
-            rubric.funcs[:] = [_watched(function) if weight else function for function, weight in weighed]
+            weighed = zip(rubric.funcs, rubric.weights, strict=True)  # the others are metrics, which may fail
+            rubric.funcs[:] = [_record_errors(function) if weight else function for function, weight in weighed]
 
     def tasks(self, split: Split) -> Sequence[Task]:
         env = self._env
@@ -464,21 +464,21 @@ class VerifiersEnvironment:
         data = env.get_dataset() if split == "train" else env.get_eval_dataset()
         found = []
         for number, row in enumerate(data):
-            task = task_of(row["prompt"], set=f"{self.name}/{split}", number=number, answer=row.get("answer"))
-            self._begun.keep(task.id, row)
+            task = build_task(row["prompt"], set=f"{self.name}/{split}", number=number, answer=row.get("answer"))
+            self._task_rows.keep(task.id, row)
             found.append(task)
         return found
 
     def row(self, task: str) -> Mapping[str, Any]:
-        return {name: value for name, value in self._begun.row(task).items() if name != _NUMBER}
+        return {name: value for name, value in self._task_rows.row(task).items() if name != _NUMBER}
 
     async def begin(self, task: str) -> Any:
-        row = self._begun.row(task)
+        row = self._task_rows.row(task)
         try:
             state = await self._env.init_state(row, self._vf.types.ClientConfig(), "retcon")
             if self._python:
                 return state
-            async with ended_if_it_fails(partial(self.end, state)):
+            async with cleanup_on_error(partial(self.end, state)):
                 return await self._env.setup_state(state) or state
         except Exception as error:
             raise InfrastructureFault(f"{self.name}: its setup raised {type(error).__name__}: {error}") from error
@@ -491,14 +491,14 @@ class VerifiersEnvironment:
             except Exception as error:
                 raise InfrastructureFault(f"{self.name}: update_tool_args: {type(error).__name__}: {error}") from error
         try:
-            told = await self._env.call_tool(name, given, name)
+            message = await self._env.call_tool(name, given, name)
         except Exception as error:
-            ends = isinstance(error, (self._vf.Error, *self._env.stop_errors))  # the rollout, there as here
+            ends = isinstance(error, (self._vf.Error, *self._env.stop_errors))  # the rollout, as in verifiers
             faults = [type(error).__name__] if ends else self._faults
-            raise failure(error, faults, str(self._env.error_formatter(error))) from error
-        return shown(told.content)
+            raise classify_error(error, faults, str(self._env.error_formatter(error))) from error
+        return render_output(message.content)
 
-    def copied(self, state: Any) -> Any:
+    def copy_state(self, state: Any) -> Any:
         memo: dict[int, Any] = {}
         copy = type(state)()
         for key, value in dict.items(state):
@@ -514,10 +514,10 @@ class VerifiersEnvironment:
             raise InfrastructureFault(f"{self.name}: its cleanup raised {type(error).__name__}: {error}") from error
 
     async def reward(self, task: Task, trajectory: Trajectory, state: Any) -> tuple[float, str | None]:
-        vf, told = self._vf, [_message(self._vf, message) for message in messages_of(trajectory)]
-        while told and told[-1].role == "tool":  # a completion ends with what the model wrote
-            told.pop()
-        _fill(state, told, truncated=trajectory.stop != "answer")
+        vf, messages = self._vf, [_message(self._vf, message) for message in completion_messages(trajectory)]
+        while messages and messages[-1].role == "tool":  # a completion ends with a message of the model
+            messages.pop()
+        _fill(state, messages, truncated=trajectory.stop != "answer")
         raised: list[str] = []
         token = _raised.set(raised)
         try:
@@ -528,11 +528,11 @@ class VerifiersEnvironment:
             _raised.reset(token)
         if raised:
             raise InfrastructureFault(f"{self.name}: its rubric cannot grade {task.id}: {raised[0]}")
-        answer = self._env.parser.parse_answer(told) if told else None
+        answer = self._env.parser.parse_answer(messages) if messages else None
         return float(state["reward"]), None if answer is None else str(answer)
 
-    def _refuse_others(self) -> bool:
-        """Whether it is a PythonEnv. Raises RecipeError for environments that cannot be had."""
+    def _check_supported(self) -> bool:
+        """Return whether it is a PythonEnv. Raises RecipeError for unsupported environments."""
         env, vf = self._env, self._vf
         kind = type(env).__name__
         if isinstance(env, vf.EnvGroup):
@@ -553,8 +553,8 @@ class VerifiersEnvironment:
         return python
 
 
-def classic() -> bool:
-    """Whether the `verifiers` that is installed has environments of this kind. Raises MissingExtra."""
+def has_classic_api() -> bool:
+    """Return whether the installed `verifiers` has the classic API. Raises MissingExtra."""
     try:
         import verifiers
     except ModuleNotFoundError as missing:
@@ -586,8 +586,8 @@ def _rubrics(rubric: Any) -> list[Any]:
     return [rubric] if inner is None else [one for part in inner for one in _rubrics(part)]
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same reward function, that tells what it raises."""
+def _record_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a reward function to record its errors in `_raised`."""
 
     @wraps(function)
     async def watched(*given: Any, **named: Any) -> Any:
@@ -612,15 +612,15 @@ def _message(vf: Any, message: Mapping[str, Any]) -> Any:
     return vf.types.AssistantMessage(content=message["content"], tool_calls=calls or None)
 
 
-def _fill(state: Any, told: Sequence[Any], *, truncated: bool) -> None:
-    """A state as verifiers' own rollout leaves it: a step for each message of the model, and the completion."""
+def _fill(state: Any, messages: Sequence[Any], *, truncated: bool) -> None:
+    """Fill a state like verifiers' own rollout: a step for each message of the model, and the completion."""
     steps: list[dict[str, Any]] = []
-    for n, message in enumerate(told):
+    for n, message in enumerate(messages):
         if message.role == "assistant":
             about = {"response": None, "tokens": None, "reward": None, "advantage": None, "is_truncated": False}
-            prompt = [*state["prompt"], *told[:n]]
+            prompt = [*state["prompt"], *messages[:n]]
             steps.append({"prompt": prompt, "completion": [message], **about, "extras": {},
                           "trajectory_id": state["trajectory_id"]})  # fmt: skip
-    state["trajectory"], state["completion"] = steps, list(told)
+    state["trajectory"], state["completion"] = steps, list(messages)
     state["is_completed"], state["is_truncated"] = True, truncated
     state["stop_condition"] = "no_tools_called" if not truncated else "max_turns_reached"

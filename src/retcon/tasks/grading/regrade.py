@@ -36,8 +36,8 @@ from retcon.store.compression import SUFFIXES, drop_duplicates_and_warn
 from retcon.store.lines import LineAppender
 from retcon.store.whole import LOCK, PARTIAL, lock_folder, write_json
 from retcon.tasks.data.conventions import Convention, conventions
-from retcon.tasks.data.fields import NAMED, Columns, DataError, Item, Misfit, Row, key, missing
-from retcon.tasks.data.load import graded_item, is_answered
+from retcon.tasks.data.fields import NAMED, ColumnError, Columns, DataError, Item, Row, is_missing, question_key
+from retcon.tasks.data.load import choose_grader, is_answered
 from retcon.tasks.data.rows import is_data_file, read_rows
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.grading import GradeSettings, Grading
@@ -117,7 +117,7 @@ def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
     if not (ids := [id for id in dict.fromkeys(ids) if id]):
         raise RecordError(f"{row.where}: {misfit or NO_TASK}")
     answer = columns.get("answer", "")
-    if item is not None and (item.answer or missing(answer)):
+    if item is not None and (item.answer or is_missing(answer)):
         answer = item.answer
     if not isinstance(answer, str | int | float):
         raise RecordError(f"{row.where}: {misfit or NO_TEXT}")
@@ -131,19 +131,19 @@ def _read_given(columns: Columns, convention: Convention | None) -> tuple[Item |
     """A row as training reads it, None where that cannot be, and why."""
     try:
         item = convention.read(columns) if convention is not None else None
-    except Misfit as misfit:
+    except ColumnError as misfit:
         return None, str(misfit)
     return item, ""
 
 
 def _named(question: str) -> str:
-    return key(question)[:NAMED]
+    return question_key(question)[:NAMED]
 
 
 def _meta(item: Item, convention: Convention | None) -> Mapping[str, object]:
     """As in a run; a task that is graded as those that name no grader are names none."""
     usual = convention.grader if convention is not None and convention.grader != GradeSettings().grader else ""
-    about = {"grader": graded_item(item, "", usual)[1], "source": item.source, "reference": item.reference}
+    about = {"grader": choose_grader(item, "", usual)[1], "source": item.source, "reference": item.reference}
     return {**item.meta, **{name: value for name, value in about.items() if value}}
 
 

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from retcon.config.section import NonNegative, server_urls
 from retcon.tasks.environments.openenv import OpenEnvEnvironment, Server
 from retcon.tasks.environments.tasks import EnvironmentSection
-from retcon.tasks.environments.types import Environment, rows_of
+from retcon.tasks.environments.types import Environment, load_rows
 
 Url = Annotated[str, AfterValidator(lambda url: server_urls((url,))[0])]
 
@@ -25,4 +25,4 @@ class Openenv(EnvironmentSection):
                         "failed, such as exit_code; of listed tools the server says it")  # fmt: skip
 
     def adapter(self) -> Environment:
-        return OpenEnvEnvironment(Server(self.url, self.prompt, self.failed), rows_of(self.path, self.seeds))
+        return OpenEnvEnvironment(Server(self.url, self.prompt, self.failed), load_rows(self.path, self.seeds))

@@ -9,7 +9,7 @@ from pydantic import Field
 from retcon.config.section import NonNegative, StrList
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentSection
-from retcon.tasks.environments.types import Environment, rows_of
+from retcon.tasks.environments.types import Environment, load_rows
 
 
 class Trl(EnvironmentSection):
@@ -23,4 +23,4 @@ class Trl(EnvironmentSection):
 
     def adapter(self) -> Environment:
         factory = Factory(self.environment, self.arguments, self.reward_functions, self.faults)
-        return MethodEnvironment(factory, rows_of(self.path, self.seeds))
+        return MethodEnvironment(factory, load_rows(self.path, self.seeds))

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from retcon.tasks.environments.tasks import EnvironmentSection
 from retcon.tasks.environments.types import Environment
-from retcon.tasks.environments.verifiers import TasksetEnvironment, VerifiersEnvironment, classic
+from retcon.tasks.environments.verifiers import TasksetEnvironment, VerifiersEnvironment, has_classic_api
 
 
 class Verifiers(EnvironmentSection):
@@ -20,5 +20,5 @@ class Verifiers(EnvironmentSection):
                                       "configuration")  # fmt: skip
 
     def adapter(self) -> Environment:
-        adapter = VerifiersEnvironment if classic() else TasksetEnvironment
+        adapter = VerifiersEnvironment if has_classic_api() else TasksetEnvironment
         return adapter(self.environment, self.arguments, self.faults)

@@ -116,7 +116,7 @@ def test_an_answer_that_is_an_options_text_and_anothers_index_is_its_text_where_
 
 def test_a_number_among_numbers_that_counts_another_one_is_refused(tmp_path: Path) -> None:
     row = {"question": "How many?", "choices": [1, 2, 3], "answer": 2}
-    with pytest.raises(DataError, match=r"line 1: column 'answer' is 2, which is one option and the index of another"):
+    with pytest.raises(DataError, match=r"line 1: column 'answer' is 2, one option and the index of another"):
         read(write(tmp_path / "a.jsonl", [row]))
 
 

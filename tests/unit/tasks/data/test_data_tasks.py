@@ -20,7 +20,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import RecipeError, TaskWarning
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.tasks.data.check import check
-from retcon.tasks.data.fields import DataError, canonical
+from retcon.tasks.data.fields import DataError, canonicalize
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
@@ -44,7 +44,7 @@ def opened(path: str, **settings: Any) -> DataTasks:
     ],
 )
 def test_layout_makes_no_other_question(one: str, other: str) -> None:
-    assert canonical(one) == canonical(other)
+    assert canonicalize(one) == canonicalize(other)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_layout_makes_no_other_question(one: str, other: str) -> None:
     ],
 )
 def test_a_sign_a_name_or_a_digit_does(one: str, other: str) -> None:
-    assert canonical(one) != canonical(other)
+    assert canonicalize(one) != canonicalize(other)
 
 
 def test_what_is_left_out_is_counted_with_its_places_before_work_starts(tmp_path: Path) -> None:

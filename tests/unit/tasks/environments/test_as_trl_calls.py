@@ -100,7 +100,7 @@ def rolled(environment: MethodEnvironment) -> tuple[Task, Trajectory, Any]:
         tools = {tool.name: tool for tool in sessions.tools(200)}
         context = RolloutContext(engine, Chat(tokenizer, style="hermes"), tools, LIMITS)
         made = await run_rollout(task, context, id="a", seed=0)
-        return task, made, await environment.reward(task, made, await sessions.final(task.id, "a"))
+        return task, made, await environment.reward(task, made, await sessions.take_final(task.id, "a"))
 
     return asyncio.run(once())
 
@@ -122,7 +122,7 @@ def test_reward_functions_get_what_trl_gives_them() -> None:
 
 def test_a_rollout_that_no_reward_judges_has_none_and_one_that_some_judge_has_theirs() -> None:
     rows, path = [{"prompt": "add"}], f"{__name__}:Unjudged"
-    with pytest.raises(InfrastructureFault, match="nobody has judged"):
+    with pytest.raises(InfrastructureFault, match="has no reward"):
         rolled(MethodEnvironment(Factory(path, rewards=[f"{__name__}:nothing"]), rows))
     rewards = [f"{__name__}:nothing", f"{__name__}:half"]
     assert rolled(MethodEnvironment(Factory(path, rewards=rewards), rows))[2] == (0.5, "5")

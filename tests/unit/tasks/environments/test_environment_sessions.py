@@ -14,7 +14,7 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
 from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
-from retcon.tasks.environments.types import Rollback, ended_if_it_fails, failure
+from retcon.tasks.environments.types import Rollback, classify_error, cleanup_on_error
 from retcon.tasks.types import Split, Task
 
 
@@ -41,12 +41,12 @@ class Noted:
 
     async def call(self, state: list[str] | None, name: str, arguments: Mapping[str, Any]) -> str:
         if "wait" in arguments:
-            raise failure(TimeoutError("it took too long"), (), "too late")
+            raise classify_error(TimeoutError("it took too long"), (), "too late")
         if state is not None:
             state.append(name)
         return "x" * 100
 
-    def copied(self, state: list[str]) -> list[str]:
+    def copy_state(self, state: list[str]) -> list[str]:
         return list(state)
 
     async def end(self, state: list[str]) -> None:
@@ -215,7 +215,7 @@ def test_it_is_ended_and_what_failed_is_what_is_reported(why: BaseException, end
             raise InfrastructureFault("its tools ended with KeyError")
 
     async def begun() -> None:
-        async with ended_if_it_fails(end):
+        async with cleanup_on_error(end):
             raise why
 
     with pytest.raises(type(why)) as raised:
@@ -228,7 +228,7 @@ def test_what_is_set_up_stays() -> None:
         raise AssertionError
 
     async def begun() -> str:
-        async with ended_if_it_fails(end):
+        async with cleanup_on_error(end):
             return "set up"
 
     assert asyncio.run(begun()) == "set up"
