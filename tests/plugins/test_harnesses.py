@@ -32,7 +32,7 @@ from retcon.serve.harness import ModelEndpoint
 from retcon.serve.harness_server import open_harness
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 from retcon.tasks.types import Task
 from servers.agent import MODEL, context_of
 
@@ -211,7 +211,7 @@ def test_a_recipes_harness_may_be_any_of_them(solve: Any, style: str, replies: l
     """Several rollouts at once, each with a URL of its own, and nothing else that tells them apart."""
 
     def graded(task: Task, made: Trajectory) -> Trajectory:
-        answer = boxed(made.turns[-1].text)
+        answer = find_boxed(made.turns[-1].text)
         return replace(made, answer=answer, reward=float(answer == task.answer))
 
     engine = ScriptedEngine(ByteTokenizer(), replies)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from retcon.core.types import Trajectory
     from retcon.store.pass_rates import PassRate
     from retcon.tasks.data.settings import FileTaskSettings
-    from retcon.tasks.grading.regrade import Regraded
+    from retcon.tasks.grading.regrade import RegradeResult
 
 
 SETTINGS: Mapping[str, tuple[str, ...]] = {
@@ -654,12 +654,12 @@ def regrade(
 ) -> None:
     """Score stored rollouts again, with another grader or a corrected one; the old files stay as they are."""
     from retcon.tasks.grading.grading import GradeSettings
-    from retcon.tasks.grading.regrade import VERDICTS, Regrading
+    from retcon.tasks.grading.regrade import VERDICTS, RegradeJob
     from retcon.tasks.grading.regrade import regrade as do
 
     target = out or (run / "regraded" if run.is_dir() else run.with_name(f"{_stem(run)}.regraded"))
     settings = GradeSettings(grader or "math", rewards, _options(option or []))
-    job = Regrading(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
+    job = RegradeJob(run, target, settings, by=grader, tasks=tasks, at_once=jobs, force=force)
     kept = f"what was graded is kept in {target}; the same command continues"
     with interruptible(kept), show_progress(f"regrading {run}") as tell:
         done = do(job, tell)
@@ -695,14 +695,14 @@ def _options(words: Sequence[str]) -> dict[str, dict[str, object]]:
     return options
 
 
-def _regrade_table(done: Sequence[Regraded]) -> Table:
+def _regrade_table(done: Sequence[RegradeResult]) -> Table:
     """Table of old against new rewards, a run's steps together."""
     from rich import box
     from rich.table import Table
 
-    from retcon.tasks.grading.regrade import counts
+    from retcon.tasks.grading.regrade import count_results
 
-    groups: dict[str, list[Regraded]] = {}
+    groups: dict[str, list[RegradeResult]] = {}
     for one in done:
         path = Path(one.file)
         groups.setdefault(str(path.parent if path.parent.name == "trajectories" else path), []).append(one)
@@ -714,6 +714,6 @@ def _regrade_table(done: Sequence[Regraded]) -> Table:
     for name in ("rollouts", "right before", "right now", *columns[3:]):
         table.add_column(name.replace(" ", "\n"), justify="right", no_wrap=True)  # so the name has room
     for name, group in groups.items():
-        found = counts(group)
+        found = count_results(group)
         table.add_row(name, *(str(found[column]) for column in columns))
     return table

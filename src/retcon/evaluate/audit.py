@@ -47,7 +47,7 @@ from retcon.runs.folder import as_now, differing
 from retcon.store import jsonl
 from retcon.store.fingerprint import fingerprint
 from retcon.store.whole import lock_folder, write_json, write_whole
-from retcon.tasks.registry import Grade, graded, held_out
+from retcon.tasks.registry import Grade, draw_problems, try_grade
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 
@@ -167,7 +167,7 @@ async def replay(
             after=after,
         )
         made = await _check_state(made, list(rebuilt.values()), context.faults.add)
-        made = await graded(task, made, grade, context.faults.add)
+        made = await try_grade(task, made, grade, context.faults.add)
         return made, made.reward is None and not any(tool.differs for tool in rebuilt.values())
 
     ends = await gather_or_cancel(one(way, turns, n) for way, turns in prefixes(call).items() for n in range(times))
@@ -481,7 +481,7 @@ def run_audit(
     recipe, _ = resolve_lengths(job.recipe, job.checkpoint, family)
     job = replace(job, recipe=recipe)
     model = fingerprint(job.checkpoint) if recipe.engine.in_process else recipe.engine.subject(job.checkpoint)
-    tasks = held_out(recipe, family, job.size.prompts)
+    tasks = draw_problems(recipe, family, job.size.prompts)
     chat = build_engine_chat(recipe, job.checkpoint, family)
     check_lengths(tasks, chat, recipe.rollout.max_tokens, "problems")
     _claim_dir(job, model, tasks, family.system)  # after the checks, so that a corrected recipe can use the folder

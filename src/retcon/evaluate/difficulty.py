@@ -23,7 +23,7 @@ from retcon.rollout.lengths import drop_long_prompts
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.store.pass_rates import PassRate, PassRateFile, read_pass_rates, select_model
-from retcon.tasks.registry import TaskSet, graded, training_prompts
+from retcon.tasks.registry import TaskSet, training_prompts, try_grade
 from retcon.tasks.types import Task, fingerprint_of
 
 CHUNK = 64
@@ -114,7 +114,7 @@ async def measure(
     async with open_context(recipe, engine, chat) as context, open_graders(family or build_tasks(recipe)) as graders:
 
         async def counted(task: Task, trajectory: Trajectory) -> Trajectory:
-            done = await graded(task, trajectory, graders.judged.grade, context.faults.add)
+            done = await try_grade(task, trajectory, graders.judged.grade, context.faults.add)
             if done.reward is not None:
                 passed[task.id].append(done.reward > 0)
                 if len(passed[task.id]) == rollouts:

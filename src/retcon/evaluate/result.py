@@ -22,7 +22,7 @@ from retcon.runs.folder import Cost, Meter
 from retcon.store.jsonl import attach_children, lines_of
 from retcon.store.lines import SUFFIX, LineAppender
 from retcon.store.whole import check_regular_file, lock_file, write_whole
-from retcon.tasks.graders.text import folded, rational
+from retcon.tasks.graders.text import normalize, parse_rational
 
 RESULT_FORMAT = 1
 PASS_AT = (1, 8, 16)
@@ -195,7 +195,7 @@ def _majority(rollouts: Sequence[Trajectory], right: Sequence[bool]) -> float | 
     answers = [t.answer for t in rollouts]
     if not any(answers) or any(answer is not None and "\n" in answer for answer in answers):  # programs do not vote
         return None
-    return majority([None if a is None else str(rational(a) or folded(a)) for a in answers], right)
+    return majority([None if a is None else str(parse_rational(a) or normalize(a)) for a in answers], right)
 
 
 def _grades(rollouts: Sequence[Trajectory]) -> dict[str, float]:

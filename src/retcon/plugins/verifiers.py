@@ -26,7 +26,7 @@ from retcon.core.types import REPLACED, Segment, ToolCall, Trajectory, Turn
 from retcon.purify.saar import Saar
 from retcon.rollout.lengths import DerivedLength, open_keys, with_lengths
 from retcon.rollout.state import TurnState, open_tools
-from retcon.tasks.registry import TaskSet, graded, training_prompts
+from retcon.tasks.registry import TaskSet, training_prompts, try_grade
 from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
 
@@ -155,7 +155,7 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
         def lost(_: str, why: str) -> None:
             state["error"] = vf.InfraError(f"{task.id} could not be graded: {why}")
 
-        return (await graded(task, made, self._grading.grade, lost)).reward or 0.0
+        return (await try_grade(task, made, self._grading.grade, lost)).reward or 0.0
 
     async def _repaired(self, state: Any, step: Any) -> Turn:
         """The turn of a step, its calls run; after a repair the step holds the fix's message."""

@@ -17,7 +17,7 @@ from retcon.purify.mixing import purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
-from retcon.tasks.registry import Grade, as_returned, graded
+from retcon.tasks.registry import Grade, try_grade, with_returned_reply
 from retcon.tasks.types import Task
 from retcon.tools.forks import ForkableTool
 from retcon.tools.types import CHECKPOINTS, StatefulTool
@@ -56,7 +56,7 @@ async def rollout_member(
 
 async def _graded(task: Task, made: Trajectory, context: RolloutContext, grade: Grade) -> Trajectory:
     """Grade a rollout by what it returned, else by the model's last message."""
-    judged = await graded(task, as_returned(made), grade, context.faults.add)
+    judged = await try_grade(task, with_returned_reply(made), grade, context.faults.add)
     return replace(judged, turns=made.turns) if isinstance(made.returned, str) else judged
 
 

@@ -39,7 +39,7 @@ from retcon.rollout.lengths import drop_long_prompts
 from retcon.runs.folder import RENDERED, RunFolder, open_run
 from retcon.store import jsonl
 from retcon.store.fingerprint import files_fingerprint, fingerprint, ids_fingerprint
-from retcon.tasks.registry import TaskSet, held_out
+from retcon.tasks.registry import TaskSet, draw_problems
 from retcon.tasks.types import Task
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.demonstrations import files_of, read_samples
@@ -86,7 +86,7 @@ def to_sample(recipe: Recipe, folder: Path, out: Path, count: int | None = None)
     _refuse_beyond(recipe, folder)
     if not RunFolder(out).finished:
         check_rollouts_fit(recipe, folder)
-    asked = held_out(recipe, family, count)
+    asked = draw_problems(recipe, family, count)
     fit = drop_long_prompts(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
     return ToSample(recipe, family, tuple(fit))
 

@@ -23,7 +23,7 @@ from retcon.planning.needs import Needs, check_fits_later, needs_of
 from retcon.rollout.lengths import check_lengths
 from retcon.runs.folder import NOT_THERE, WEIGHTS, check_free
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
-from retcon.tasks.registry import TaskSet, evaluation_tasks, is_own, named, problems_of, training_prompts
+from retcon.tasks.registry import TaskSet, class_path, evaluation_tasks, is_user_class, problems_of, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.train.prompts import LOOK, Position, PromptStream
 from retcon.train.settling import Settled, settle_stages
@@ -53,7 +53,7 @@ class RunStages:
         problems: list[Task] = []
         if recipe.evaluate.every:
             problems = problems_of(recipe, self.tasks)
-        elif apart or is_own(self.tasks):
+        elif apart or is_user_class(self.tasks):
             problems = evaluation_tasks(self.tasks, recipe.evaluate.problems, recipe.evaluate.seed)
         if recipe.evaluate.every:
             check_lengths(problems, build_chat(recipe, folder, self.tasks), recipe.rollout.max_tokens, "problems")
@@ -61,7 +61,7 @@ class RunStages:
             if stage.recipe.task != recipe.task:
                 most = LOOK if look is None else self._steps(stage) * stage.recipe.rl.prompts
                 _refuse_shared(stage, tasks, problems, most)
-            elif is_own(tasks):
+            elif is_user_class(tasks):
                 _refuse_own(stage, tasks, problems, self._steps(stage))
             missing = number > 0 and not self._rates_there(stage)
             stream = None if missing else self._stream(number)
@@ -161,8 +161,8 @@ def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: i
     shared = [task.id for task in some if task.id in ids or replace(task, id="").content in contents]
     if shared:
         raise RecipeError(
-            f"{named(tasks)}: {counted(len(shared), 'training task')} of train(seed) come from evaluation(count, seed) "
-            f"as well, by id or by all else that they hold ({shared[0]} is the first): the two must not overlap"
+            f"{class_path(tasks)}: {counted(len(shared), 'training task')} of train(seed) come from "
+            f"evaluation(count, seed) as well, by id or by content ({shared[0]} is the first): they must not overlap"
         )
 
 

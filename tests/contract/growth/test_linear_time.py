@@ -38,8 +38,8 @@ from retcon.sandbox.types import Result
 from retcon.tasks.data.fields import canonicalize
 from retcon.tasks.data.load import EvaluationIndex
 from retcon.tasks.graders.mathematics import in_words, same_in_base
-from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.text import boxed, same_choice
+from retcon.tasks.graders.stated import find_stated
+from retcon.tasks.graders.text import find_boxed, same_choice
 from retcon.tools.kinds.python import ObservationFormatter
 from retcon.transcripts.formats.notations import EXECUTE, NOTATIONS, HermesInText, Markdown
 from retcon.transcripts.verdicts import judge
@@ -138,14 +138,14 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "it is ", "so (", "I go with B, ", "answer is 1 (option ", "answer to "),
     ),
     "tasks.stated": (
-        lambda text: [stated(text + end) for end in ("", ".", " 5", "$", "\\]")],
+        lambda text: [find_stated(text + end) for end in ("", ".", " 5", "$", "\\]")],
         ("7 ", "1,111", "answer ", "answer is ", "$", "\\[", "$$", "(", "= ", "a.", "\\("),
     ),
     "tasks.base": (
         lambda text: (same_in_base("52_8", f"5 {text}"), same_in_base("52_8", rf"\boxed{{{text}}}")),
         ("7", "1,111", " ", "5 ", "- ", "5 in ", "5_", "=5_8", "}_{", "{,}", "₈"),
     ),
-    "tasks.boxed": (boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
+    "tasks.boxed": (find_boxed, (r"\boxed{", r"\boxed{1}", "{", "}", "{}", r"\boxed")),
     "errors.nearest": (lambda text: nearest(text, ["code", "stdin", "timeout"]), ("code", "x", " ")),
     "paths": (paths, ("a/", "./", "../", "a", "é/")),
     "service.field": (lambda text: refused({text: 1}), (" - at `$", " - at `$.inner", "[", "`", ".", "code", "é\n")),

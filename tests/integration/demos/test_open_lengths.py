@@ -15,7 +15,7 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
 from retcon.rollout.lengths import context_of
 from retcon.store import jsonl
-from retcon.tasks.grading.regrade import tasks_of
+from retcon.tasks.grading.regrade import find_tasks
 from retcon.train.sft import run_sft, to_sample
 from teaching import annotated
 from training import make_base, make_demonstrations
@@ -76,7 +76,7 @@ def test_the_trained_model_has_room_for_the_samples_of_its_own_problems(base: Pa
     made = list(jsonl.read(found[0].file))
     assert all(one.turns for one in made)
     wanted = {one.task for one in made}
-    assert tasks_of([found[0].file], wanted, None).keys() == wanted, "they can be graded anew"
+    assert find_tasks([found[0].file], wanted, None).keys() == wanted, "they can be graded anew"
     tight = recipe_of(base, tmp_path, *changes, "rollout.max_tokens=20")
     with pytest.raises(RecipeError, match="no room for an answer"):
         run_sft(tight, demonstrations, tmp_path / "tight")

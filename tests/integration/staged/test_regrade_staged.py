@@ -14,7 +14,7 @@ from comparing import answer, trajectory
 from retcon.config.schema import Recipe
 from retcon.store import jsonl
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import ABOUT, Regrading, regrade
+from retcon.tasks.grading.regrade import ABOUT, RegradeJob, regrade
 from retcon.train.rl import run_rl
 from training import make_base, small_recipe
 
@@ -56,9 +56,9 @@ def test_rollouts_are_graded_by_the_tasks_and_graders_of_their_stage(name: str, 
         ]
         jsonl.write(file, right)
 
-    done = regrade(Regrading(tmp_path / "run", tmp_path / "again", GradeSettings("math")), lambda *_: None)
+    done = regrade(RegradeJob(tmp_path / "run", tmp_path / "again", GradeSettings("math")), lambda *_: None)
     assert [one.reward for one in done] == [1.0] * 12
     settings = json.loads((tmp_path / "again" / ABOUT).read_text())["settings"]
     assert [one["options"] for one in settings] == [{}, own, {}]
-    alone = Regrading(kept[1], tmp_path / "alone", GradeSettings("math"))
+    alone = RegradeJob(kept[1], tmp_path / "alone", GradeSettings("math"))
     assert [one.reward for one in regrade(alone, lambda *_: None)] == [1.0] * 4

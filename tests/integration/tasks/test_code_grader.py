@@ -27,7 +27,7 @@ from retcon.rollout.group import rollout_group
 from retcon.rollout.loop import run_rollout
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Sandbox
-from retcon.tasks.graders.code import answered_program
+from retcon.tasks.graders.code import find_program
 from retcon.tasks.grading.cases import read_tests
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Fault, Outcome, Reply
@@ -294,7 +294,7 @@ def test_a_group_is_graded_by_running_its_answers(world: World) -> None:
     right, wrong = world.run(work)
     assert (right.reward, right.answer) == (1.0, RIGHT)
     assert wrong.reward == -1.0
-    assert answered_program(Reply("", wrong), read_tests(TASK)) == "def add(a, b):\n    return 3"
+    assert find_program(Reply("", wrong), read_tests(TASK)) == "def add(a, b):\n    return 3"
 
 
 async def rolled_out(sandbox: Sandbox, body: str, grading: Grading) -> list[Trajectory]:

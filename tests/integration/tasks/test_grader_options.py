@@ -19,7 +19,7 @@ from retcon.core.errors import RecipeError
 from retcon.models.locating import locate
 from retcon.store import jsonl
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import ABOUT, Regrading, regrade
+from retcon.tasks.grading.regrade import ABOUT, RegradeJob, regrade
 
 ADDS = "```python\na, b = map(int, input().split())\nprint(a + b)\n```"
 MULTIPLIES = ADDS.replace("a + b", "a * b")
@@ -84,7 +84,7 @@ def test_rollouts_of_a_run_are_scored_again_by_its_settings(
     task = next(build_tasks(recipe).train(0))
     made = replace(trajectory("t/0/0", answer(MULTIPLIES), reward=0.5, question=task.question), task=task.id)
     jsonl.write(tmp_path / "run/trajectories-t1.jsonl", [made])
-    job = Regrading(tmp_path / "run", tmp_path / "out", GradeSettings(rewards="graded", options=given))
+    job = RegradeJob(tmp_path / "run", tmp_path / "out", GradeSettings(rewards="graded", options=given))
     assert [one.reward for one in regrade(job, lambda *_: None)] == [reward]
     used = json.loads((tmp_path / "out" / ABOUT).read_text())["settings"]["options"]
     assert used == {"code": {"score": "share", "seconds": 5, **given.get("code", {})}}

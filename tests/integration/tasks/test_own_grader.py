@@ -17,7 +17,7 @@ from retcon.core.types import Trajectory
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Fault, Outcome, Verdict
-from retcon.tasks.registry import graded
+from retcon.tasks.registry import try_grade
 from retcon.tasks.types import Task
 
 MODULE = """
@@ -94,7 +94,7 @@ def said(path: str, replies: Sequence[str], *, answer_: str = "7", **options: ob
         async with Grading(settings) as grading:
             task = Task("t/0", "which?", answer_, meta={"level": 3})
             rollouts = [trajectory("t/0/0", answer(reply), reward=None) for reply in replies]
-            return [one for _, one in await asyncio.gather(*(grading.judged(task, t) for t in rollouts))]
+            return [one for _, one in await asyncio.gather(*(grading.judge(task, t) for t in rollouts))]
 
     return asyncio.run(main())
 
@@ -165,7 +165,7 @@ def test_why_a_rollout_of_a_file_could_not_be_graded_reaches_whoever_made_it(mod
     async def main() -> Trajectory:
         async with open_graded(tasks) as grading:
             made = trajectory("t/0", answer("raise"), reward=None)
-            return await graded(next(tasks.train(0)), made, grading.grade, lambda _, why: told.append(why))
+            return await try_grade(next(tasks.train(0)), made, grading.grade, lambda _, why: told.append(why))
 
     assert (lost := asyncio.run(main())).reward is None
     assert lost.stop == "infrastructure"

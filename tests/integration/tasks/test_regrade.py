@@ -26,7 +26,7 @@ from retcon.core.types import Trajectory
 from retcon.store import jsonl
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.grading import GradeSettings
-from retcon.tasks.grading.regrade import VERDICTS, Regraded, Regrading, counts, read_tasks, regrade
+from retcon.tasks.grading.regrade import VERDICTS, RegradeJob, RegradeResult, count_results, read_tasks, regrade
 from retcon.tasks.registry import task_set, training_prompts
 from retcon.tasks.types import Task
 
@@ -65,8 +65,8 @@ def run(tmp_path: Path) -> Path:
     return root
 
 
-def job(run: Path, **changes: object) -> Regrading:
-    return replace(Regrading(run, run / "regraded", GradeSettings("exact")), **changes)  # type: ignore[arg-type]
+def job(run: Path, **changes: object) -> RegradeJob:
+    return replace(RegradeJob(run, run / "regraded", GradeSettings("exact")), **changes)  # type: ignore[arg-type]
 
 
 def ignored(done: int, total: int) -> None:
@@ -84,7 +84,7 @@ def test_each_rollout_gets_its_new_reward_and_the_old_files_stay(run: Path) -> N
     assert [one.change for one in done] == ["became wrong", "same", "became right", "same", "found", "same", "same"]
     assert told[0] == (0, 7)
     assert told[-1] == (7, 7)
-    found = counts(done)
+    found = count_results(done)
     assert (found["rollouts"], found["before"], found["now"]) == (7, 2, 3)
     new = [t for name in ("eval/trajectories-t1", "trajectories/step-000001", "trajectories/step-000002")
            for t in jsonl.read(run / f"regraded/{name}.jsonl")]  # fmt: skip
@@ -225,11 +225,11 @@ def test_tasks_of_a_file_are_found_whatever_its_limit_of_tokens_and_missed_where
     name = "run.json" if what == "run" else "result.json"
     (tmp_path / name).write_text(json.dumps({"recipe": recipe} if what == "run" else about))
     jsonl.write(tmp_path / "trajectories-t1.jsonl", [rollout(t, 0, rf"\boxed{{{t.answer}}}", -1.0) for t in drawn])
-    done = regrade(Regrading(tmp_path, tmp_path / "out", GradeSettings("exact"), by="exact"), ignored)
+    done = regrade(RegradeJob(tmp_path, tmp_path / "out", GradeSettings("exact"), by="exact"), ignored)
     assert [one.reward for one in done] == [1.0, 1.0]
     Path(path).unlink()
     with pytest.raises(RecordError, match=r"gives 0 of the 2 tasks.*rows\.jsonl does not exist.*: name .* --tasks"):
-        regrade(Regrading(tmp_path, tmp_path / "again", GradeSettings("exact")), ignored)
+        regrade(RegradeJob(tmp_path, tmp_path / "again", GradeSettings("exact")), ignored)
 
 
 def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
@@ -237,11 +237,11 @@ def test_tasks_of_a_file_name_their_graders(run: Path, tmp_path: Path) -> None:
     shutil.copy(run / "trajectories/step-000001.jsonl", file)
     rows = [{"id": t.id, "answer": t.answer, "grader": "code", "tests": "assert 1"} for t in TRAINED]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = regrade(Regrading(file, tmp_path / "out", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
+    done = regrade(RegradeJob(file, tmp_path / "out", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
     assert [(one.reward, one.why) for one in done] == [(1.0, "passed")] * 3, "the program that ran without a failure"
     (tmp_path / "tasks.jsonl").write_text('{"id": null}\n')
     with pytest.raises(RecordError, match=r"tasks\.jsonl, line 1: a task is an object with 'id', or 'question', and"):
-        regrade(Regrading(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
+        regrade(RegradeJob(file, tmp_path / "out2", GradeSettings("exact"), tasks=tmp_path / "tasks.jsonl"), ignored)
 
 
 def test_tasks_of_a_file_are_named_as_it_names_them_or_by_their_questions(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_tasks_of_a_file_are_named_as_it_names_them_or_by_their_questions(tmp_pa
     assert sorted(task.id for task in tasks)[0] == "mine/17"
     kept = [rollout(task, 0, rf"\boxed{{{task.answer}}}", -1.0) for task in tasks]
     jsonl.write(tmp_path / "kept.jsonl", kept)
-    one = Regrading(tmp_path / "kept.jsonl", tmp_path / "out", GradeSettings("exact"), tasks=Path(path))
+    one = RegradeJob(tmp_path / "kept.jsonl", tmp_path / "out", GradeSettings("exact"), tasks=Path(path))
     assert [done.reward for done in regrade(one, ignored)] == [1.0, 1.0]
     other = replace(kept[0], task="other/17")
     jsonl.write(tmp_path / "kept.jsonl", [*kept, other])  # of two sources: whose 17 it is, the file does not say
@@ -317,7 +317,7 @@ def test_a_setting_that_is_none_is_refused(run: Path, word: str) -> None:
 def test_the_names_of_an_evaluations_files_are_whole_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     files = [f"trajectories-{setting}.jsonl" for setting in ("t1", "top_p")]
     Console(width=80).print(
-        _regrade_table([Regraded(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
+        _regrade_table([RegradeResult(file, 0, "t", 1.0, 1.0, None, "", None, "answer") for file in files])
     )
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if ".jsonl" in line] == files
 
@@ -329,13 +329,15 @@ def trained_on(path: str) -> list[Task]:
     return list(FileTaskSettings(path=path, evaluation_share=0).open().train(0))
 
 
-def regraded(folder: Path, tasks: list[Task], file: str | None, reply: str, grader: str = "exact") -> list[Regraded]:
+def regraded(
+    folder: Path, tasks: list[Task], file: str | None, reply: str, grader: str = "exact"
+) -> list[RegradeResult]:
     """Of a rollout of each task with this reply, with the tasks of the file, or as the run in the folder drew them."""
     kept = [
         replace(trajectory(f"{t.id}/0/0", answer(reply), reward=1.0, question=t.question), task=t.id) for t in tasks
     ]
     jsonl.write(folder / "kept.jsonl", kept)
-    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=file and Path(file))
+    job = RegradeJob(folder / "kept.jsonl", folder / "out", GradeSettings(grader), tasks=file and Path(file))
     return regrade(job, lambda *_: None)
 
 
@@ -405,7 +407,7 @@ def harnessed(folder: Path, *, by: str | None = None, lost: bool = False) -> lis
     ]  # fmt: skip
     jsonl.write(folder / "kept.jsonl", kept)
     path = write(folder / "mine.jsonl", [{"id": n, "question": QUESTION, "answer": "42"} for n in range(len(kept))])
-    job = Regrading(folder / "kept.jsonl", folder / "out", GradeSettings(by or "math"), by=by, tasks=Path(path))
+    job = RegradeJob(folder / "kept.jsonl", folder / "out", GradeSettings(by or "math"), by=by, tasks=Path(path))
     done = regrade(job, lambda *_: None)
     new = list(jsonl.read(folder / "out/kept.jsonl"))
     assert [(t.turns, t.returned) for t in new] == [(t.turns, t.returned) for t in kept]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from comparing import answer, trajectory, turn
-from retcon.tasks.graders.code import answered_program, names_of
+from retcon.tasks.graders.code import called_names, find_program
 from retcon.tasks.grading import cases
 from retcon.tasks.grading.registry import Reply
 from retcon.tasks.types import Task
@@ -24,7 +24,7 @@ def read(meta: dict[str, Any]) -> cases.Tests:
 
 def chosen(meta: dict[str, Any], *blocks: str) -> str | None:
     text = "\n\nExample usage:\n\n".join(f"```python\n{block}\n```" for block in blocks)
-    return answered_program(Reply(text), read(meta))
+    return find_program(Reply(text), read(meta))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def chosen(meta: dict[str, Any], *blocks: str) -> str | None:
     ],
 )
 def test_a_block_that_shows_how_to_use_the_answer_is_not_the_answer(meta: dict[str, Any]) -> None:
-    assert names_of(read(meta)) == {"f"}
+    assert called_names(read(meta)) == {"f"}
     assert chosen(meta, DEFINES, USES) == DEFINES
     assert chosen(meta, DEFINES, "r = f(1)\nassert r == 2", "f == 2") == DEFINES
     for last in ("f = lambda a: a + 1", "f: object = abs", "class Solution:\n    def f(self, a): return 0", DEFINES):
@@ -74,25 +74,25 @@ def test_what_is_not_indented_is_no_body_beside_the_answer(uses: str) -> None:
 
 def test_a_call_that_tries_the_answer_out_is_not_the_answer() -> None:
     rollout = trajectory("t/0/0", turn(DEFINES, ""), turn(USES, "2"), answer("That is it."), reward=None)
-    assert answered_program(Reply("That is it.", rollout), read(CALLED)) == DEFINES
-    assert answered_program(Reply("", rollout), read({"tests": [{"input": "1", "output": "2"}]})) == USES
+    assert find_program(Reply("That is it.", rollout), read(CALLED)) == DEFINES
+    assert find_program(Reply("", rollout), read({"tests": [{"input": "1", "output": "2"}]})) == USES
 
 
 @pytest.mark.parametrize("end", ["</think>", "[/THINK]"])
 def test_a_program_that_was_only_thought_is_no_answer(end: str) -> None:
     thought, said = f"```python\n{DEFINES}\n```", f"```python\n{USES}\n```"
     for meta in (CALLED, HUMANEVAL):
-        assert answered_program(Reply(f"{thought}\n{end}\n\nI cannot solve this."), read(meta)) is None
-        assert answered_program(Reply(f"{thought}\n{end}\n\n{said}"), read(meta)) == USES
-        assert answered_program(Reply(f"{thought}\n{end}\n"), read(meta)) == DEFINES  # as of what is in a box
+        assert find_program(Reply(f"{thought}\n{end}\n\nI cannot solve this."), read(meta)) is None
+        assert find_program(Reply(f"{thought}\n{end}\n\n{said}"), read(meta)) == USES
+        assert find_program(Reply(f"{thought}\n{end}\n"), read(meta)) == DEFINES  # as of what is in a box
 
 
 @pytest.mark.parametrize("mark", ["</think>", "[/THINK]", "<|message|>"])
 def test_a_block_left_open_in_a_thought_is_not_closed_by_the_answer(mark: str) -> None:
     thought = f"Let me try:\n```python\nprint(f(1)\n{mark}\nIt prints:\n"
     rollout = trajectory("t/0/0", turn(DEFINES, ""), answer(f"{thought}```\n2\n```"), reward=None)
-    assert answered_program(Reply(f"{thought}```\n2\n```", rollout), read(CALLED)) == DEFINES
-    assert answered_program(Reply(f"{thought}```\n2\n```"), read(CALLED)) in ("2", None)
-    assert answered_program(Reply(f"{thought}```\n2\n```\n```python\n{DEFINES}\n```"), read(CALLED)) == DEFINES
+    assert find_program(Reply(f"{thought}```\n2\n```", rollout), read(CALLED)) == DEFINES
+    assert find_program(Reply(f"{thought}```\n2\n```"), read(CALLED)) in ("2", None)
+    assert find_program(Reply(f"{thought}```\n2\n```\n```python\n{DEFINES}\n```"), read(CALLED)) == DEFINES
     body = f"    return '{mark}' or a\n\nprint(1)"
     assert chosen(HUMANEVAL, body) == body

@@ -9,7 +9,7 @@ import pytest
 
 from retcon.core.types import Parent, Segment, Trajectory, Turn
 from retcon.tasks.kinds.documents import KINDS, NONE, QUESTIONS, DocumentTasks, as_answer, solve, write_program
-from retcon.tasks.registry import AnswersSubcalls, Taught, as_returned, check_task_set
+from retcon.tasks.registry import AnswersSubcalls, Taught, check_task_set, with_returned_reply
 
 LINES = "Tom apple 412\nMia horse 108\nAda dog 412\nBen pear 999\nTom bread 108"
 TASKS = DocumentTasks(lengths=(600, 600))
@@ -77,7 +77,7 @@ def test_an_answer_is_read_however_it_is_said(text: str) -> None:
     given = answered(text.replace("412", task.answer))
     assert TASKS.grade(task, given).reward == 1.0
     assert TASKS.grade(task, answered("413x")).reward == -1.0
-    assert TASKS.grade(task, as_returned(answered("", returned=task.answer))).reward == 1.0
+    assert TASKS.grade(task, with_returned_reply(answered("", returned=task.answer))).reward == 1.0
 
 
 def test_pairs_are_graded_in_any_order() -> None:

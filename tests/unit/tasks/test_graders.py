@@ -16,7 +16,7 @@ from retcon.tasks.graders.mean import MeanGrader
 from retcon.tasks.grading.grading import GradeSettings, Grading, reward_of
 from retcon.tasks.grading.registry import Fault, Kind, Reply, Verdict, kinds
 from retcon.tasks.grading.worker import read_verdict
-from retcon.tasks.registry import graded
+from retcon.tasks.registry import try_grade
 from retcon.tasks.types import Task
 
 TASK = Task("t/0", "which?", "B")
@@ -110,9 +110,9 @@ def test_why_a_rollout_could_not_be_graded_is_told() -> None:
             odd = replace(TASK, id="t/1", meta={"grader": "odd"})
             grading._graders["odd"] = Raising(KeyError("mood"))
             made = trajectory("t/1/0", answer("B"), reward=None)
-            lost = await graded(odd, made, grading.reward, lambda *said: told.append(said))
+            lost = await try_grade(odd, made, grading.reward, lambda *said: told.append(said))
             assert (lost.reward, lost.stop) == (None, "infrastructure")
-            assert await graded(odd, lost, grading.reward, lambda *said: told.append(said)) == lost
+            assert await try_grade(odd, lost, grading.reward, lambda *said: told.append(said)) == lost
 
     asyncio.run(main())
     assert told == [("t/1/0", "odd: it raised KeyError: 'mood'")]
@@ -125,7 +125,7 @@ def test_a_grader_that_raises_costs_its_rollout_alone(error: Exception, monkeypa
             right = trajectory("t/0/0", answer("B"), reward=None)
             odd = replace(TASK, id="t/1", meta={"grader": "odd"})
             grading._graders["odd"] = Raising(error)
-            lost, fine = await asyncio.gather(grading.judged(odd, right), grading.judged(TASK, right))
+            lost, fine = await asyncio.gather(grading.judge(odd, right), grading.judge(TASK, right))
             assert (lost[0].reward, lost[0].stop) == (None, "infrastructure")
             assert isinstance(lost[1], Fault)
             assert str(error) in lost[1].why

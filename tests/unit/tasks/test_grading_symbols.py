@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from retcon.tasks.graders.symbols import in_latex, ungrouped
+from retcon.tasks.graders.symbols import to_latex, ungroup
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ from retcon.tasks.graders.symbols import in_latex, ungrouped
     ],
 )
 def test_in_latex(typed: str, latex: str) -> None:
-    assert in_latex(typed) == latex
+    assert to_latex(typed) == latex
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_in_latex(typed: str, latex: str) -> None:
     ],
 )
 def test_commas_that_part_thousands(text: str, without: str) -> None:
-    assert ungrouped(text) == without
+    assert ungroup(text) == without
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_commas_that_part_thousands(text: str, without: str) -> None:
 )
 def test_a_long_answer_is_read_in_no_time(piece: str) -> None:
     start = time.process_time()
-    in_latex(piece * 1000)
-    ungrouped(piece * 1000)
+    to_latex(piece * 1000)
+    ungroup(piece * 1000)
     assert time.process_time() - start < 2
 
 
@@ -94,7 +94,7 @@ def test_what_nests_is_read_in_linear_time(opens: str, behind: str) -> None:
     closes = {"{": "}", "(": ")"}[opens[-1]] + behind
     text = opens * 20 + "1" + closes * 20
     start = time.process_time()
-    in_latex(text)
+    to_latex(text)
     assert time.process_time() - start < 1
-    in_latex(opens * 300 + "1" + closes * 300)
+    to_latex(opens * 300 + "1" + closes * 300)
     assert time.process_time() - start < 2

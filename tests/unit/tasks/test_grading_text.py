@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.text import chosen_letter, final_answer, integer, rational, same_choice, same_text
+from retcon.tasks.graders.stated import find_stated
+from retcon.tasks.graders.text import chosen_letter, final_answer, parse_integer, parse_rational, same_choice, same_text
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_final_answer(reply: str, answer: str | None) -> None:
     ],
 )
 def test_integers_as_people_write_them(text: str, number: int | None) -> None:
-    assert integer(text) == number
+    assert parse_integer(text) == number
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_integers_as_people_write_them(text: str, number: int | None) -> None:
     ],
 )
 def test_numbers_that_are_compared_without_more_ado(text: str, number: str | None) -> None:
-    assert rational(text) == (None if number is None else Fraction(number))
+    assert parse_rational(text) == (None if number is None else Fraction(number))
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_the_letter_that_a_reply_chooses(letter: str | None, reply: str) -> None
     ],
 )
 def test_a_stated_answer(reply: str, answer: str) -> None:
-    assert stated(reply) == answer
+    assert find_stated(reply) == answer
 
 
 @pytest.mark.parametrize(
@@ -490,4 +490,4 @@ def test_a_stated_answer(reply: str, answer: str) -> None:
     ],
 )
 def test_no_answer_or_several(reply: str) -> None:
-    assert stated(reply) is None
+    assert find_stated(reply) is None

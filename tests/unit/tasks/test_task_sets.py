@@ -30,7 +30,7 @@ from retcon.rollout.lengths import check_lengths, count_prompt_ids, drop_long_pr
 from retcon.tasks import registry as checked
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks, Part
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 from retcon.tasks.kinds.numbers import (
     OPERATIONS,
     PROGRAMS,
@@ -45,7 +45,7 @@ from retcon.tasks.kinds.numbers import (
     reply,
     write_code,
 )
-from retcon.tasks.registry import evaluation_tasks, graded, problems_of, task_set, training_prompts
+from retcon.tasks.registry import evaluation_tasks, problems_of, task_set, training_prompts, try_grade
 from retcon.tasks.types import Task, epochs
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
@@ -103,7 +103,7 @@ def judged(given: Any) -> tuple[Trajectory, list[str]]:
     async def main() -> Trajectory:
         async with open_graded(Own(given)) as tasks:
             made = trajectory("t/0", answer("7"), reward=None)
-            return await graded(Task("t", "go", "7"), made, tasks.grade, lambda _, why: told.append(why))
+            return await try_grade(Task("t", "go", "7"), made, tasks.grade, lambda _, why: told.append(why))
 
     return asyncio.run(main()), told
 
@@ -367,7 +367,7 @@ def test_a_recipe_says_how_long_and_how_hard_the_problems_are() -> None:
     ],
 )
 def test_boxed(text: str, answer: str | None) -> None:
-    assert boxed(text) == answer
+    assert find_boxed(text) == answer
 
 
 def _answered(text: str, stop: str = "answer") -> Trajectory:

@@ -33,8 +33,8 @@ from retcon.tasks.data.fields import (
     split_solution,
     to_text,
 )
-from retcon.tasks.graders.text import chosen_letter, lettered, rational
-from retcon.tasks.grading.cases import PLACES, as_printed, function_named, lines_of, plain
+from retcon.tasks.graders.text import chosen_letter, parse_rational, read_letter
+from retcon.tasks.grading.cases import PLACES, find_function, list_pieces, numpy_error, parse_value
 from retcon.tasks.types import Split, Task
 
 # Tasks as rows of verl's data sets: the columns of its trainer, and everything that our own reader needs to restore the
@@ -332,7 +332,7 @@ def _choices(row: Columns) -> Item:
         about = options if "text" in options else {"label": list(options), "text": list(options.values())}
         called, options = list(map(str, about.get("label") or letters)), about["text"]
     if not isinstance(options, list) or not 2 <= len(options) <= min(len(called), len(letters)):
-        raise ColumnError(column, as_printed(row[column]) or "is not a list of choices")
+        raise ColumnError(column, numpy_error(row[column]) or "is not a list of choices")
     answer = first_of(filled, CHOSEN) or first_of(row, CHOSEN)
     read = build_item(row, first_of(row, QUESTIONS), answer)
     lines = [f"{letter}. {to_text(option)}" for letter, option in zip(letters, options, strict=False)]
@@ -343,7 +343,7 @@ def _choices(row: Columns) -> Item:
     place, named_by = _place_of(read.answer, options, row[answer], answer)
     if place is not None:
         return replace(read, answer=letters[place], named_by=named_by, raw_answer=read.answer)
-    otherwise = lettered(read.answer) or chosen_letter(read.answer)  # b, (B), (B) 42
+    otherwise = read_letter(read.answer) or chosen_letter(read.answer)  # b, (B), (B) 42
     if otherwise in tuple(letters[: len(options)]):
         return read
     return replace(read, unread=f"it names none of the {len(options)} options, A to {letters[len(options) - 1]}")
@@ -361,7 +361,7 @@ def _gpqa(row: Columns) -> Item:
 def _in_text(row: Columns, column: str) -> Any:
     """Return a column's value, parsed if it is a text in JSON or in Python's notation."""
     try:
-        return plain(row[column])
+        return parse_value(row[column])
     except (ValueError, RecursionError) as error:
         raise ColumnError(column, f"cannot be read: {error}") from None
 
@@ -448,9 +448,9 @@ def _mbpp(row: Columns) -> Item:
         return build_item(row, first_of(row, _ASKS), first_of(row, answers))
     read = build_item(row, first_of(row, _ASKS), "")
     column = first_of(row, (name for name in _MBPP_TESTS if not is_empty(row.get(name))))
-    if (lines := lines_of(row.get(column))) is None:
+    if (lines := list_pieces(row.get(column))) is None:
         if column == "test_list":
-            raise ColumnError(column, as_printed(row.get(column)) or "is not a list of tests, each a line of Python")
+            raise ColumnError(column, numpy_error(row.get(column)) or "is not a list of tests, each a line of Python")
         return _with_how(read, row)
     shown = "\n".join(lines)
     asked = (
@@ -461,7 +461,7 @@ def _mbpp(row: Columns) -> Item:
 
 def _of_mbpp(row: Columns) -> bool:
     """Return whether a row is of MBPP: `tests`, or a row without any, may be of another convention."""
-    lines = any(lines_of(row.get(name)) for name in _MBPP_TESTS)
+    lines = any(list_pieces(row.get(name)) for name in _MBPP_TESTS)
     return not (_only_chooses(row) or _compared(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
 
 
@@ -492,7 +492,7 @@ def _asks_for_programs(row: Columns) -> bool:
     """Return whether a row asks for a program. One with an answer beside `input_output`, or beside `tests` of another
     kind, does not; a solution without a box that is not a number is a program."""
     solution = str(row.get("solution"))
-    solved = "\\boxed" in solution or rational(solution) is not None
+    solved = "\\boxed" in solution or parse_rational(solution) is not None
     answered = solved or any(name in row for name in ANSWERS if name != "solution")
     tests = row.get("tests")
     tested = "tests" in row and (_asks_as_mbpp(row) or (isinstance(tests, str) and "assert" in tests))
@@ -507,7 +507,7 @@ def _livecodebench(row: Columns) -> Item:
 def _apps(row: Columns) -> Item:
     """Read a row of APPS or TACO, or one whose `tests` are cases, or Python in one text; they are too many to be shown.
     Lines of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
-    if _compared(row) or lines_of(row.get("tests")):
+    if _compared(row) or list_pieces(row.get("tests")):
         return _mbpp(row)
     read = build_item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
@@ -524,7 +524,7 @@ def _with_how(read: Item, row: Columns) -> Item:
         how = f"Answer with one block of Python that begins so:\n\n```python\n{start}\n```"
     elif isinstance(tests := row.get("tests"), str) and not tests.lstrip().startswith(("[", "{")):
         how = "Answer with one block of Python."
-    elif name := function_named(row):
+    elif name := find_function(row):
         how = f"Answer with one block of Python that defines `{name}`."
     else:
         how = "Answer with one block of Python: a program that reads standard input and prints the answer."

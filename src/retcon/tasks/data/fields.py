@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from retcon.core.errors import RetconError
 from retcon.tasks.graders.text import MARK, final_answer
-from retcon.tasks.grading.cases import as_printed, plain
+from retcon.tasks.grading.cases import numpy_error, parse_value
 
 Columns = Mapping[str, Any]
 Messages = tuple[tuple[str, str], ...]
@@ -128,9 +128,9 @@ def to_text(value: object) -> str:
 
 
 def parse_cell(value: object) -> object:
-    """Parse a cell with a list or object, in JSON or Python notation. Other values are returned unchanged."""
+    """Parse a cell with a list or object. JSON and Python's notation are read; other values are returned unchanged."""
     try:
-        return plain(value)
+        return parse_value(value)
     except (ValueError, RecursionError):
         return value
 
@@ -174,7 +174,7 @@ def _messages(value: object, column: str) -> object:
     if found == [] or (isinstance(first, dict) and any(keys <= first.keys() for keys in _KEYS)):
         return found
     if found is value and _MESSAGES.fullmatch(value):
-        raise ColumnError(column, as_printed(value) or "is meant as messages, and can be read neither as JSON nor as "
+        raise ColumnError(column, numpy_error(value) or "is meant as messages, and can be read neither as JSON nor as "
                           f"lists that Python writes: {value!r:.40}")  # fmt: skip
     return value
 

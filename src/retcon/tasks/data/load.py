@@ -444,7 +444,7 @@ class _Loader:
         self._columns: dict[str, None] = {}  # of all rows, in their order
 
     def warn_of_idle_marks(self) -> None:
-        """Warn (TaskWarning) of a marking column that no row has, except the default."""
+        """Warn (TaskWarning) of a non-default marking column that no row has."""
         usual = type(self._settings).model_fields["marked"].default
         for name in self._settings.marked:
             if name not in self._columns and name not in usual and self._columns:

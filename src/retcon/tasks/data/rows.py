@@ -30,7 +30,7 @@ from retcon.store.records import Record, detect_bom, open_source
 from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.data.conventions import equivalent_columns
 from retcon.tasks.data.fields import ColumnError, Columns, DataError, Moment, Row, parse_cell, read_text
-from retcon.tasks.registry import TaskSet, serves
+from retcon.tasks.registry import TaskSet, is_task_set
 
 if TYPE_CHECKING:
     from retcon.tasks.data.settings import TaskSource
@@ -590,13 +590,13 @@ def import_tasks(path: str) -> TaskSet:
     except ImportError as error:
         raise DataError(f"{path} cannot be imported: {error}") from error
     tasks: TaskSet = found
-    if isinstance(found, type) or (callable(found) and not serves(found)):
+    if isinstance(found, type) or (callable(found) and not is_task_set(found)):
         with reraise_as(DataError, f"{path}: no task set can be made: it"):
             try:
                 tasks = found()
             except TypeError as error:
                 raise DataError(f"{path}: it must make a task set without arguments: {error}") from error
-    if not serves(tasks):
+    if not is_task_set(tasks):
         raise DataError(f"{path} is not a task set: it needs name, system, train(seed), evaluation(count, seed), "
                         "grade(task, trajectory) (retcon.tasks.registry.TaskSet)")  # fmt: skip
     return tasks

@@ -17,7 +17,7 @@ from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import load
 from retcon.tasks.data.rows import shards
 from retcon.tasks.data.tasks import DataTasks
-from retcon.tasks.grading.registry import refuse_unknown_options
+from retcon.tasks.grading.registry import check_options
 from retcon.tasks.registry import CountTokens, Rewards
 
 
@@ -103,7 +103,7 @@ class FileTaskSettings(_Reading):
     @classmethod
     def _settings_of_graders(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         try:
-            refuse_unknown_options(value)
+            check_options(value)
         except RecipeError as error:
             raise ValueError(str(error)) from None
         return value

@@ -1,1 +1,1 @@
-"""Whether a reply answers a task correctly: one file per kind."""
+"""Graders of replies, one file per kind."""

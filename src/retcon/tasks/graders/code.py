@@ -1,10 +1,10 @@
-"""Programs, graded by their tests (`grading/cases.py`) in the sandbox, never in this process.
+"""Grader of programs by their tests (`grading/cases.py`), in the sandbox.
 
-Cases of input and output: the expected output never enters the sandbox, and what came out is compared here. Checks
+Cases of input and output: the expected output never enters the sandbox, and the actual one is compared here. Checks
 (HumanEval's `check`, MBPP's asserts) run in the interpreter that the answer ran in, each as a cell that ends with a
 word drawn after the answer has run: an answer that ends the interpreter or leaves it early (`os._exit(0)`,
-`sys.exit()`) does not reach it. What tests in the same interpreter cannot see stays theirs to guard against, such as a
-result whose `==` says yes to everything.
+`sys.exit()`) does not reach it. Tests in the same interpreter must guard themselves against other tricks, such as a
+result whose `==` is always true.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconErr
 from retcon.core.programs import parse_program
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
-from retcon.tasks.graders.text import heard
-from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, read_tests, refuse_unreadable
+from retcon.tasks.graders.text import visible_reply
+from retcon.tasks.grading.cases import Call, Check, Stdio, Tests, check_readable, read_tests
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
@@ -45,43 +45,42 @@ LONG = 1 << 16  # characters of a block; 600,000 took 11 s
 _INDENTED = re.compile(r"(?:[ \t]*(?:#.*)?\n)*[ \t]+[^\s#]")  # its first line of code
 
 
-def answered_program(reply: Reply, tests: Tests) -> str | None:
-    """The program that a reply answers with; None where there is none, or no answer.
+def find_program(reply: Reply, tests: Tests) -> str | None:
+    """Find the program of a reply; None without one, or without an answer.
 
-    The last block of Python of its last turn; where blocks are calls, an answer can hold none: then the last program
-    that ran without failing; else the last block in any fence. Where the tests name what they call, it is the last of
-    these that defines it or is the indented body of it, if any is.
+    It is the last block of Python of the last turn; where blocks are calls, an answer cannot hold one: then the last
+    program that ran without failing; else the last block in any fence. Where the tests name a function, it is the last
+    of these that defines it or is its indented body, if any is.
     """
     programs = _programs(reply)
     if len(programs) < 2:
         return programs[0] if programs else None
-    names = names_of(tests)
+    names = called_names(tests)
     answers = (one for one in reversed(programs) if _answers(one, names, tests))
     bodies = (one for one in reversed(programs) if _may_be_body(one, tests))
     return next(chain(answers, bodies), programs[-1])
 
 
-def whole(program: str, tests: Tests) -> str:
-    """The answer as a program: one that is the body of a function alone, which may call itself, goes on from its
-    prompt."""
+def complete_program(program: str, tests: Tests) -> str:
+    """Put the prompt before an answer that is only a function's body."""
     return program if tests.body_of is None or _is_whole(program, *tests.body_of) else tests.body_of[1] + program
 
 
-def names_of(tests: Tests) -> frozenset[str]:
-    """What the tests call of an answer; none where they run programs, or cannot be read."""
+def called_names(tests: Tests) -> frozenset[str]:
+    """Return the names of an answer that tests call; none for programs or unreadable tests."""
     if tests.body_of is not None:
         return frozenset({tests.body_of[0]})
     called = {case.function for case in tests.cases if isinstance(case, Call)}
     checks = [f"{case.needs}\n{case.code}" for case in tests.cases if isinstance(case, Check)]
-    return frozenset(called or (_free([tests.before, *checks]) if checks else ()))
+    return frozenset(called or (_free_names([tests.before, *checks]) if checks else ()))
 
 
 def _programs(reply: Reply) -> Sequence[str]:
     if reply.trajectory is None:
-        return _blocks(reply.text) or _fenced(heard(reply.text))
+        return _blocks(reply.text) or _fenced(visible_reply(reply.text))
     if reply.trajectory.stop != "answer":
         return ()
-    return _blocks(reply.text) or _ran(reply.trajectory) or _fenced(heard(reply.text))
+    return _blocks(reply.text) or _ran(reply.trajectory) or _fenced(visible_reply(reply.text))
 
 
 def _ran(trajectory: Trajectory) -> Sequence[str]:
@@ -94,19 +93,19 @@ def _ran(trajectory: Trajectory) -> Sequence[str]:
 
 
 def _blocks(text: str) -> Sequence[str]:
-    """The whole blocks of Python in a text; those that were only thought, where it then says nothing."""
+    """Return the complete blocks of Python in a text; those in its thinking only if nothing follows."""
     programs = [
         (call.char, end)
         for call, end in find_blocks(text, indented=True)
         if not isinstance(call.arguments, str)
-        and (heard(text[call.char : end]) == text[call.char : end] or _is_python(text[call.char : end]))
+        and (visible_reply(text[call.char : end]) == text[call.char : end] or _is_python(text[call.char : end]))
     ]
-    found = find_calls(heard(text, programs), indented=True)
+    found = find_calls(visible_reply(text, programs), indented=True)
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
 
 
 def _fenced(text: str) -> Sequence[str]:
-    """The whole blocks of a text in fences of any kind."""
+    """Return the complete blocks of a text in fences of any kind."""
     found, block, ticks = [], list[str](), 0
     for line in text.split("\n"):
         bare = line.strip()
@@ -122,15 +121,15 @@ def _fenced(text: str) -> Sequence[str]:
 
 
 def _is_python(block: str) -> bool:
-    """Whether a block, fences and all, is a program or the body of one: what is left open in a thought, and closed by a
-    fence of the answer, is none. A long one is taken for one, as parsing it would keep others waiting."""
+    """Return whether a block with its fences is a program or a body. One that is opened in a thought and closed by a
+    fence of the answer is not. A long one counts as a program, as parsing it would block others."""
     code = "\n".join(block.split("\n")[1:-1])
     return len(code) > LONG or any(parse_program(one) is not None for one in (dedent(code), f"def _():\n{code}"))
 
 
 def _answers(program: str, names: Collection[str], tests: Tests) -> bool:
-    """Whether it defines one of these names, or is the indented body of one: what is not indented may follow the
-    function, and use it."""
+    """Return whether it defines one of these names, or is its indented body. Unindented code may follow the function,
+    and use it."""
     if not names:
         return True
     one = "|".join(map(re.escape, sorted(names)))
@@ -151,8 +150,8 @@ def _is_whole(program: str, function: str, prompt: str) -> bool:
     return re.search(defines, program, re.MULTILINE) is not None
 
 
-def _free(codes: Iterable[str]) -> set[str]:
-    """Names that Python uses and does not bind; those that it imports from an answer are such."""
+def _free_names(codes: Iterable[str]) -> set[str]:
+    """Return the names that code uses without binding them, or imports from an answer."""
     used: set[str] = set()
     bound = set(dir(builtins))
     for code in codes:
@@ -173,19 +172,19 @@ def _free(codes: Iterable[str]) -> set[str]:
 
 
 MOST_DIGITS = 100
-"""Of a number: longer ones are compared as text."""
+"""Most digits of a number; longer ones are compared as text."""
 
 
 def same_output(expected: str, printed: str, *, exact: bool = False) -> bool:
-    """Line by line, but for space around lines and empty lines at the end; a line of numbers by their values (`1.0` is
-    `1`). exact: whether decimals must be equal; otherwise 1e-5 of the greater one, or 1e-8, makes no difference, as to
-    the checkers of APPS, TACO and verl."""
+    """Compare outputs by lines, ignoring space around them. Empty lines at the end do not count; lines of numbers are
+    compared by value (`1.0` is `1`). exact: decimals must be equal; otherwise within 1e-5 of the greater one, or
+    1e-8, as in the checkers of APPS, TACO and verl."""
     wanted, had = expected.strip().splitlines(), printed.strip().splitlines()
     return len(wanted) == len(had) and all(_same_line(*pair, exact) for pair in zip(wanted, had, strict=True))
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equality of JSON as Python has it, where `True` is 1; floats are equal but for their last digits."""
+    """Compare JSON values like Python (`True` is 1), ignoring floats' last digits."""
     todo = [(a, b)]
     while todo:
         one, other = todo.pop()
@@ -243,12 +242,12 @@ sys.modules["answer"] = sys.modules["solution"] = sys.modules[__name__]
 __name__ = "answer"
 del math, re, collections, itertools, typing, sys
 """
-"""An answer is imported, as it were: what it does as a program of its own, such as read input, is no part of it. Tests
-may import what it defines from `solution` (KodCode)."""
+"""Prepares an answer's module as if imported, so that its main program, which may read input, does not run. Tests may
+import from `solution` (KodCode)."""
 _CHECKS = '__name__ = "__main__"'
 WAITING = 10.0  # wall seconds for each CPU second, as machines are busy, and a sleeping program ends too
-READ = 16  # tasks whose tests are kept as they were read
-OUTPUT_BYTES = 65536  # kept beyond what a case expects
+READ = 16  # tasks whose parsed tests are cached
+OUTPUT_BYTES = 65536  # kept beyond the expected output
 
 _CALL = """
 import base64 as _base64, json as _json
@@ -280,7 +279,7 @@ class CodeSettings:
 
 
 class CodeGrader:
-    """Implements `Grader`. A task's tests are as `read_tests` finds them."""
+    """Grader that runs a task's tests (`read_tests`). Implements `Grader`."""
 
     def __init__(self, sandbox: Sandbox, settings: CodeSettings | None = None) -> None:
         self._sandbox = sandbox
@@ -290,26 +289,23 @@ class CodeGrader:
         self._read: deque[tuple[Task, Tests]] = deque(maxlen=READ)
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
         tests = await self._tests_of(task)
-        program = answered_program(reply, tests)
+        program = find_program(reply, tests)
         if program is None:
             return Verdict.of(False, "no program: the answer must hold a block in ``` fences")
-        passed, why = await self._passed(whole(program, tests), tests)
+        passed, why = await self._passed(complete_program(program, tests), tests)
         right = passed == len(tests.cases)
         score = passed / len(tests.cases) if self._settings.score == "share" else float(right)
         return Verdict(score, right, "passed" if right else why, program)
 
     async def check(self, task: Task) -> None:
-        """See `Grader.check`."""
         await asyncio.to_thread(read_tests, task)
 
     async def close(self) -> None:
-        """See `Grader.close`."""
         await self._sessions.close()
 
     async def _tests_of(self, task: Task) -> Tests:
-        """Beside the event loop, as packed ones take seconds, and once for the rollouts of a task."""
+        """Read a task's tests in a thread, as packed ones take seconds, and once for its rollouts."""
         async with self._reading:
             known = next((tests for of, tests in self._read if of is task), None)
             if known is None:
@@ -318,26 +314,26 @@ class CodeGrader:
             return known
 
     async def _passed(self, program: str, tests: Tests) -> tuple[int, str]:
-        """How many cases pass, and what the first that does not says; where all must, none is tried after it."""
+        """Return the number of passed cases and the first failure, which ends the run unless shares count."""
         checks = [case for case in tests.cases if isinstance(case, Check)]
         if checks:
             return await self._checked(program, tests.before, checks)
         cases = [case for case in tests.cases if not isinstance(case, Check)]
         if self._settings.score == "share":
-            told = await gather_or_cancel(self._one(program, tests.before, case) for case in cases)
-            return told.count(""), next((f"case {n}: {why}" for n, why in enumerate(told, 1) if why), "")
+            whys = await gather_or_cancel(self._one(program, tests.before, case) for case in cases)
+            return whys.count(""), next((f"case {n}: {why}" for n, why in enumerate(whys, 1) if why), "")
         for n, case in enumerate(cases):
             if why := await self._one(program, tests.before, case):
                 return n, f"case {n + 1}: {why}"
         return len(cases), ""
 
     async def _one(self, program: str, before: str, case: Stdio | Call) -> str:
-        """What is wrong with the answer in this case, empty where nothing is."""
+        """Return the answer's failure in this case, or ""."""
         if isinstance(case, Stdio):
             code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
             result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
             same = same_output(case.stdout, result.stdout, exact=case.exact)
-            left = result.error_type == "SystemExit"  # whatever it says by it
+            left = result.error_type == "SystemExit"  # with any code
             return ("" if left else _failure(result)) or ("" if same else "another output")
         code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
@@ -354,18 +350,18 @@ class CodeGrader:
         files: dict[str, bytes] | None = None,
         room: int,
     ) -> Result:
-        """code: the answer, with at most a few lines around it that are the same for all: the case goes beside it."""
+        """Run an answer on a case. code: the answer, with a few equal lines around it; the case comes separately."""
         limits = replace(self._limits(), output_bytes=OUTPUT_BYTES + 4 * room)
         try:
             result = await self._sandbox.run(code, stdin=stdin, files=files, limits=limits, echo=isinstance(case, Call))
         except (RetconError, ValueError) as error:  # ValueError: its server does not allow the limits
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
-        return of_answer(result)
+        return check_result(result)
 
     async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
         passed, first, tried = 0, "", 0
         while tried < len(checks):  # once, unless a test ends an interpreter whose state could not be kept
-            async with self._sessions.one() as session:
+            async with self._sessions.acquire() as session:
                 try:
                     more, why, ran = await self._checked_in(session, program, before, checks, tried)
                 except SessionLost as lost:
@@ -380,8 +376,8 @@ class CodeGrader:
     async def _checked_in(
         self, session: Session, program: str, before: str, checks: Sequence[Check], tried: int
     ) -> tuple[int, str, int]:
-        """How many tests pass from the one after `tried`, what the first that does not says, and how many were run;
-        none where no more are to be tried."""
+        """Run the tests after the first `tried`; return how many passed, the first failure, and how many ran, 0 to
+        stop."""
         for code in (before, program, _CHECKS) if before.strip() else (program, _CHECKS):
             if failure := _failure(await _cell(session, code, own=code is program)):
                 return 0, failure, 0
@@ -407,7 +403,7 @@ class CodeGrader:
             if not each:
                 return passed, first, 0
             if start is not None:
-                await session.rollback(start)  # as it may have ended the interpreter
+                await session.rollback(start)  # it may have ended the interpreter
                 needs = True
         return passed, first, len(checks) - tried
 
@@ -417,14 +413,14 @@ class CodeGrader:
 
 
 async def _cell(session: Session, code: str, *, own: bool = False) -> Result:
-    """own: whether it is the answer, and none of its tests. Raises SessionLost, and as `of_answer`."""
-    return of_answer(await session.run(code), own=own)
+    """Run a cell. own: whether it is the answer, not a test. Raises SessionLost, and as `check_result`."""
+    return check_result(await session.run(code), own=own)
 
 
-def of_answer(result: Result, *, own: bool = True) -> Result:
-    """What came of a program, where the answer is to blame for it. own: whether it is to blame for its length.
+def check_result(result: Result, *, own: bool = True) -> Result:
+    """Return a result that is the answer's own doing. own: whether the code's length is, too.
 
-    Raises InfrastructureFault where it is not: the sandbox had a fault, or takes no code so long as the tests are.
+    Raises InfrastructureFault for a fault of the sandbox, or tests that are too long for it.
     """
     if result.status == "infrastructure" or (_is_too_long(result) and not own):
         raise InfrastructureFault(f"an answer could not be graded: {result.stderr}")
@@ -432,7 +428,7 @@ def of_answer(result: Result, *, own: bool = True) -> Result:
 
 
 def _is_too_long(result: Result) -> bool:
-    """Unlike an answer that raises something of that name, which is no limit."""
+    """Return whether the code was too long; an answer may raise an error of that name."""
     return (result.status, result.error_type) == ("limit", TOO_LONG)
 
 
@@ -443,10 +439,10 @@ def _failure(result: Result) -> str:
 
 
 def _returned(result: Result, values: Sequence[object]) -> bool:
-    """Whether the value that `_CALL` ends with is one of these."""
+    """Return whether the value of `_CALL` is one of these."""
     try:
         returned = json.loads(bytes.fromhex((result.value or "").strip("'")))
-    except (ValueError, RecursionError):  # not what `_CALL` ends with: the answer saw to that
+    except (ValueError, RecursionError):  # the answer replaced the value of `_CALL`
         return False
     return any(same_value(value, returned) for value in values)
 
@@ -459,4 +455,4 @@ async def _open(settings: CodeSettings, host: Host) -> CodeGrader:
     return CodeGrader(await host.sandbox(), settings)
 
 
-GRADER = Kind("code", CodeSettings, _open, read=refuse_unreadable)
+GRADER = Kind("code", CodeSettings, _open, read=check_readable)

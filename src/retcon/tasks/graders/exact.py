@@ -1,4 +1,4 @@
-"""The same text, but for case and white space."""
+"""Grader by equal text, ignoring case and white space."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from retcon.tasks.types import Task
 
 @dataclass(frozen=True, slots=True)
 class ExactSettings:
-    """It has none."""
+    """Settings of `exact`, without any keys."""
 
 
 class ExactGrader:
-    """Implements `Grader`."""
+    """Grader that compares texts. Implements `Grader`."""
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
         right = same_text(task.answer, reply.text)
@@ -26,7 +26,7 @@ class ExactGrader:
             raise ValueError(f"task {task.id} has an empty answer")
 
     async def close(self) -> None:
-        """It started nothing."""
+        """Do nothing: nothing was started."""
 
 
 async def _open(_settings: ExactSettings, _host: Host) -> ExactGrader:

@@ -1,13 +1,13 @@
-"""A user's own function, by import path: `my_package.my_module:my_grade`.
+"""Grader by a user's function, by import path: `my_package.my_module:my_grade`.
 
-    def my_grade(answer, reply):            # also async; of these names those that it takes:
+    def my_grade(answer, reply):            # also async; it may take any of these names:
         return answer in reply              # answer, reply, question, task (its id), meta, trajectory
 
-It returns a bool, a number within [0, 1] or a `Verdict`. Reward functions of verl work as they are: their
-`solution_str`, `ground_truth`, `data_source` and `extra_info` are known too, an object with `score` and `acc`, and
-numbers below 0. One above 1 ends the work: nobody can tell what is right, or how much the others are worth.
+It returns a bool, a number within [0, 1] or a `Verdict`. Reward functions of verl work unchanged: their `solution_str`,
+`ground_truth`, `data_source` and `extra_info` are known too, an object with `score` and `acc`, and numbers below 0. A
+number above 1 ends the work: its scale, and so what is right, is unknown.
 
-It runs in processes of its own, from the working directory, so that one that hangs or eats memory can be ended.
+It runs in separate processes, from the working directory, so that one that hangs or eats memory can be ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.registry import describe_object
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import FUNCTION, GRADERS, Host, Kind, Reply, ScoreError, Verdict
-from retcon.tasks.grading.worker import wanted
+from retcon.tasks.grading.worker import find_parameters
 from retcon.tasks.types import Task
 
 LINE_BYTES = 1 << 26
-"""Of what a process says at most."""
+"""Most bytes of a process's line."""
 IMPORT_SECONDS = 120.0
 WORKER = (sys.executable, "-m", "retcon.tasks.grading.worker")
 
@@ -52,7 +52,7 @@ class FunctionSettings:
 
 
 class FunctionGrader:
-    """Implements `Grader`."""
+    """Grader that calls a function in other processes. Implements `Grader`."""
 
     def __init__(self, settings: FunctionSettings) -> None:
         self._settings = settings
@@ -63,15 +63,15 @@ class FunctionGrader:
     async def start(self) -> None:
         """Start one of its processes. Raises RecipeError where the function cannot be imported."""
         self._free.get_nowait()
-        self._free.put_nowait(await self._started())
+        self._free.put_nowait(await self._start_process())
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`. Raises ScoreError for a score above 1."""
+        """Grade a reply by the function. Raises ScoreError for a score above 1."""
         process, keep = await self._free.get(), None
         try:
-            process = process or await self._started()
+            process = process or await self._start_process()
             async with asyncio.timeout(self._settings.seconds):
-                said = await process.ask(_arguments(task, reply, process.wants))
+                result = await process.ask(_arguments(task, reply, process.wants))
             keep = process
         except TimeoutError:
             raise InfrastructureFault(f"no verdict within {self._settings.seconds:g} s") from None
@@ -81,18 +81,17 @@ class FunctionGrader:
             self._free.put_nowait(keep)
             if process is not None and keep is None:
                 await process.end()
-        if "score_error" in said:
-            raise ScoreError(f"the grader {self._settings.path} gives {said['score_error']}; divide by its most")
-        if "error" in said:
-            raise InfrastructureFault(f"it raised {said['error']:.300}")
-        right = said["right"] or said["score"] >= self._settings.right_from
-        return Verdict(said["score"], right, said["why"], final_answer(reply.text))
+        if "score_error" in result:
+            raise ScoreError(f"the grader {self._settings.path} gives {result['score_error']}; divide by its most")
+        if "error" in result:
+            raise InfrastructureFault(f"it raised {result['error']:.300}")
+        right = result["right"] or result["score"] >= self._settings.right_from
+        return Verdict(result["score"], right, result["why"], final_answer(reply.text))
 
     async def check(self, task: Task) -> None:
-        """What a function needs of a task only the function knows."""
+        """Do nothing: only the function knows its needs."""
 
     async def close(self) -> None:
-        """See `Grader.close`."""
         for _ in range(self._settings.at_once):
             process = await self._free.get()
             if process is not None:
@@ -100,21 +99,21 @@ class FunctionGrader:
         for _ in range(self._settings.at_once):
             self._free.put_nowait(None)
 
-    async def _started(self) -> _Process:
+    async def _start_process(self) -> _Process:
         process = await _Process.start()
         try:
             async with asyncio.timeout(IMPORT_SECONDS):
-                said = await process.ask({"path": self._settings.path, "memory_mb": self._settings.memory_mb})
+                result = await process.ask({"path": self._settings.path, "memory_mb": self._settings.memory_mb})
         except (OSError, EOFError, ValueError, TimeoutError) as error:
             await process.end()
             raise RecipeError(f"grader '{self._settings.path}' does not start: {error or 'it hangs'}") from error
         except BaseException:
             await process.end()
             raise
-        if "error" in said:
+        if "error" in result:
             await process.end()
-            raise RecipeError(f"grader '{self._settings.path}' cannot be imported: {said['error']}")
-        process.wants = said["wants"]
+            raise RecipeError(f"grader '{self._settings.path}' cannot be imported: {result['error']}")
+        process.wants = result["wants"]
         return process
 
 
@@ -139,15 +138,15 @@ class _Process:
         )
 
     async def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Raises OSError, EOFError, ValueError where it died or says what is no answer."""
+        """Return the answer to a message. Raises OSError, EOFError where it died, ValueError for an invalid answer."""
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 - both are pipes
         self._process.stdin.write(json.dumps(message, default=str).encode() + b"\n")
         await self._process.stdin.drain()
         line = await self._process.stdout.readline()
         if not line:
             raise EOFError(f"exit code {await self._process.wait()}")
-        said: dict[str, Any] = json.loads(line)
-        return said
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     async def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -179,13 +178,13 @@ def _environment() -> dict[str, str]:
 
 
 def _ready(settings: FunctionSettings) -> None:
-    """Raises RecipeError for a path that leads to no function, and for parameters that graders do not have."""
+    """Raise RecipeError for a path without a function, and for unknown parameters."""
     found = GRADERS.load(settings.path)
     if isinstance(found, type) or not callable(found):
         raise RecipeError(f"grader '{settings.path}' must be a function (answer, reply) or an instance of "
                           f"{Kind.__module__}.Kind: it is {describe_object(found)}")  # fmt: skip
     try:
-        wanted(found)
+        find_parameters(found)
     except TypeError as error:
         raise RecipeError(f"grader '{settings.path}': {error}") from None
 

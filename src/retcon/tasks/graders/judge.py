@@ -1,7 +1,7 @@
-"""A model as judge, over any OpenAI-compatible URL.
+"""Grader by a model as judge, over any OpenAI-compatible URL.
 
 The judge's last line must be a verdict and nothing else: `VERDICT: right`, `VERDICT: wrong`, or `SCORE: 0.7`. Anything
-else is a fault, never a reward, and is not asked for again: only what went wrong on the way is.
+else is a fault, never a reward, and is not retried: only failed requests are.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class JudgeSettings:
 
 
 class JudgeGrader:
-    """Implements `Grader`. wait: seconds before the second request, doubled for each further one."""
+    """Grader by a judge. wait: seconds before the second request, doubled for each further one."""
 
     def __init__(self, settings: JudgeSettings, *, wait: float = 0.5) -> None:
         self._settings = settings
@@ -75,28 +75,25 @@ class JudgeGrader:
         )
 
     async def start(self) -> None:
-        """Asks for a word, as for a verdict. Raises EngineError where the judge is not there, or refuses."""
+        """Send a test request. Raises EngineError where the judge is unreachable, or refuses."""
         try:
             await self._model.message(**self._request("Say yes."))
         except (RequestRefused, InfrastructureFault) as fault:
             raise EngineError(f"grader judge: {fault}") from fault
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
         parts = {"question": task.question, "answer": task.answer, "reply": reply.text[-self._settings.reply_chars :]}
-        # In one pass: braces of LaTeX stay, and a reply that says {answer} is not told it.
+        # In one pass: braces of LaTeX stay, and {answer} in a reply is not replaced.
         prompt = _SLOT.sub(lambda slot: parts[slot[1]], self._settings.prompt)
-        said = await self._model.text(**self._request(prompt))
-        verdict = read_verdict(said, self._settings.right_from)
+        text = await self._model.text(**self._request(prompt))
+        verdict = read_verdict(text, self._settings.right_from)
         return Verdict(verdict.score, verdict.right, verdict.why, final_answer(reply.text))
 
     async def check(self, task: Task) -> None:
-        """See `Grader.check`."""
         if not task.answer.strip() and "{answer}" in self._settings.prompt:
             raise ValueError(f"task {task.id} has an empty answer, which the judge's prompt asks for")
 
     async def close(self) -> None:
-        """See `Grader.close`."""
         await self._model.close()
 
     def _request(self, prompt: str) -> dict[str, Any]:
@@ -105,9 +102,9 @@ class JudgeGrader:
         return {"messages": asked, "max_tokens": about.max_tokens, "temperature": about.temperature}
 
 
-def read_verdict(said: str, right_from: float = 1.0) -> Verdict:
-    """The verdict in the last line of what a judge said. Raises InfrastructureFault where there is none."""
-    last = said.strip().rpartition("\n")[2].strip()
+def read_verdict(text: str, right_from: float = 1.0) -> Verdict:
+    """Read the verdict in the last line of a judge's reply. Raises InfrastructureFault without one."""
+    last = text.strip().rpartition("\n")[2].strip()
     found = _VERDICT.fullmatch(last)
     if found is None:
         raise InfrastructureFault(f"the judge gave no verdict; it ends with {last[-80:]!r}")

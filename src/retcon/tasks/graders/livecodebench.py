@@ -1,10 +1,10 @@
-"""Programs, graded twice: as LiveCodeBench's own runner decides, and strictly.
+"""Grader of programs, twice: like LiveCodeBench's own runner, and strictly.
 
-`lcb` is what LiveCodeBench/LiveCodeBench decides at commit 28fef95ea8c9 (`lcb_runner/evaluation/testing_util.py`): the
-lines between the last two that hold a fence, with its imports before them and its calls of the system taken away; a
-program that reads and prints is made the body of a function, whose `sys.stdin` is a mock without iteration; all cases
-share one interpreter, each has six seconds on the clock; values are equal as `==` has it, lines by their decimals.
-`strict` is the grader `code`. The two are in `Verdict.grades`; `decides` says which of them counts.
+`lcb` is the verdict of LiveCodeBench/LiveCodeBench at commit 28fef95ea8c9 (`lcb_runner/evaluation/testing_util.py`): it
+takes the lines between the last two with a fence, adds its imports and removes system calls; a program that reads and
+prints becomes the body of a function, whose `sys.stdin` is a mock without iteration; all cases share one interpreter,
+each has six seconds on the clock; values are compared by `==`, lines by their decimals.
+`strict` is the grader `code`. The two are in `Verdict.grades`; `decides` selects the one that counts.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from pydantic import Field
 
 from retcon.core.errors import SessionLost
 from retcon.sandbox.types import Limits, Result, Sandbox
-from retcon.tasks.graders.code import OUTPUT_BYTES, READ, of_answer
-from retcon.tasks.grading.cases import WrittenCases, refuse_unreadable, written_cases
+from retcon.tasks.graders.code import OUTPUT_BYTES, READ, check_result
+from retcon.tasks.grading.cases import WrittenCases, check_readable, written_cases
 from retcon.tasks.grading.registry import Grader, Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
 from retcon.tasks.types import Task
 
 COMMIT = "28fef95ea8c9f7a547c8329f2cd3d32b92c1fa24"
-"""Of the runner whose verdicts `lcb` gives."""
+"""Commit of the runner that `lcb` reproduces."""
 CPU_SECONDS = 3600.0
-"""Of a case: its clock ends it long before, as the runner's."""
+"""CPU limit of a case; its clock ends it long before, like the runner's."""
 FILE_MB = 512
-"""What a case reads may be of so many MiB."""
+"""Most MiB of a case's input."""
 
 _READY = '''
 import ast, base64, builtins, io, json, os, shutil, signal, subprocess, sys, types
 from unittest import mock
 
 try:
-    import numpy  # as it cannot be imported once the calls of the system are gone
+    import numpy  # it cannot be imported after system calls are removed
 except ImportError:
     pass
 
@@ -72,7 +72,7 @@ def ring(*_):
 
 
 class Stdin:
-    """Each of its methods begins anew but for `readline`; what it does not have is that of a StringIO."""
+    """Mock of stdin whose methods start anew, except `readline`; others are a StringIO's."""
 
     def __init__(self, text):
         self.text, self.lines, self.buffer = text, io.StringIO(text), Buffer(text.encode())
@@ -102,7 +102,7 @@ class Buffer:
 
 
 def as_function(program):
-    """The module whose function runs a program; the program where it cannot be read or written anew."""
+    """Wrap a program in a function; return it unchanged where it cannot be parsed or unparsed."""
     try:
         body = ast.parse(program).body
         if isinstance(body[-1], ast.If) and ast.unparse(body[-1].test).strip() == "__name__ == '__main__'":
@@ -120,8 +120,8 @@ def as_function(program):
         return program
 
 
-def found(program, name):
-    """The function of a program that cases call."""
+def find(program, name):
+    """Return the function of a program that cases call."""
     signal.alarm(SECONDS)
     try:
         module = types.ModuleType("tmp_sol", "")
@@ -141,11 +141,11 @@ def begin(program, name):
         for each in names.split():
             setattr(module, each, None)
     sys.modules.update(dict.fromkeys(("ipdb", "joblib", "resource", "psutil", "tkinter")))
-    called = found(PRELUDE + "\\n\\n" + program if name else as_function(program), name or "wrapped_function")
+    called = find(PRELUDE + "\\n\\n" + program if name else as_function(program), name or "wrapped_function")
 
 
 def printed(text):
-    """What a program prints of a text."""
+    """Return a program's output for an input, in hex."""
     out, kept = io.StringIO(), sys.stdout
     out.close = lambda stream: 1
     sys.stdout = out
@@ -202,7 +202,7 @@ class LiveCodeBenchSettings:
 
 
 class LiveCodeBenchGrader:
-    """Implements `Grader`. strict: the grader `code`, not its own to close."""
+    """Grader with two verdicts. strict: the grader `code`, which its host closes."""
 
     def __init__(self, sandbox: Sandbox, strict: Grader, settings: LiveCodeBenchSettings) -> None:
         self._strict, self._settings = strict, settings
@@ -215,12 +215,11 @@ class LiveCodeBenchGrader:
         self._sessions = WarmSessions(sandbox, ready, self._limits, at_once=settings.at_once)
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
         strict = await self._strict.grade(task, reply)
         name, cases = await self._cases_of(task)
         program = last_pair(reply.text)
         if program is None and reply.trajectory is not None:
-            program = strict.answer  # of calls: the runner takes programs that were found elsewhere, too
+            program = strict.answer  # from calls: the runner accepts programs from elsewhere, too
         why = await self._why(program or "", name, cases)
         grades = {"lcb": not why, "strict": strict.right}
         if self._settings.decides == "strict":
@@ -228,16 +227,14 @@ class LiveCodeBenchGrader:
         return Verdict(float(not why), not why, why or "passed", program, grades)
 
     async def check(self, task: Task) -> None:
-        """See `Grader.check`."""
         await self._strict.check(task)
         await asyncio.to_thread(written_cases, task)
 
     async def close(self) -> None:
-        """See `Grader.close`."""
         await self._sessions.close()
 
     async def _cases_of(self, task: Task) -> WrittenCases:
-        """The cases of a task, read once for its replies and beside the event loop, as packed ones take seconds."""
+        """Read a task's cases, once for its replies and in a thread, as packed ones take seconds."""
         async with self._reading:
             known = next((cases for of, cases in self._read if of is task), None)
             if known is None:
@@ -246,17 +243,17 @@ class LiveCodeBenchGrader:
             return known
 
     async def _why(self, program: str, name: str | None, cases: Sequence[tuple[str, str]]) -> str:
-        """What is wrong with a program, "" where nothing is."""
+        """Return a program's first failure, or ""."""
         seconds = self._settings.seconds
-        ends = time.monotonic() + (seconds + 1) * len(cases) + 5  # as the runner ends the process of an answer
+        ends = time.monotonic() + (seconds + 1) * len(cases) + 5  # when the runner ends an answer's process
 
         async def cell(code: str, text: str = "", room: int = 0) -> Result:
             left = max(ends - time.monotonic(), 0.1)
             within = replace(self._limits, wall_seconds=left, output_bytes=OUTPUT_BYTES + 16 * room)
             files = {"case": text.encode("utf-8", "surrogatepass")}
-            return of_answer(await session.run(code, limits=within, files=files))
+            return check_result(await session.run(code, limits=within, files=files))
 
-        async with self._sessions.one() as session:
+        async with self._sessions.acquire() as session:
             try:
                 packed = base64.b64encode(program.encode("utf-8", "surrogatepass"))
                 begun = await cell(_BEGIN.format(program=packed, name=name))
@@ -279,7 +276,7 @@ class LiveCodeBenchGrader:
 
 
 def last_pair(text: str) -> str | None:
-    """The lines between the last two that hold a fence; None where there are fewer than two."""
+    """Return the lines between the last two with a fence; None with fewer than two."""
     lines = text.split("\n")
     fences = [n for n, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else None
@@ -288,13 +285,13 @@ def last_pair(text: str) -> str | None:
 def _printed(result: Result) -> str | None:
     try:
         text: str = json.loads(bytes.fromhex((result.value or "").strip("'")))
-    except ValueError:  # it was cut, as longer than what is expected
+    except ValueError:  # cut, as longer than the expected output
         return None
     return text
 
 
 def _same_lines(printed: str | None, expected: str) -> bool:
-    """Line by line but for white space around them; a line of numbers by their exact decimals."""
+    """Compare lines without surrounding space; lines of numbers by exact decimals."""
     if printed is None:
         return False
     had, wanted = ([line.strip() for line in text.strip().split("\n")] for text in (printed, expected))
@@ -314,4 +311,4 @@ async def _open(settings: LiveCodeBenchSettings, host: Host) -> LiveCodeBenchGra
     return LiveCodeBenchGrader(await host.sandbox(), await host.grader("code"), settings)
 
 
-GRADER = Kind("livecodebench", LiveCodeBenchSettings, _open, read=refuse_unreadable, asks=lambda _: ("code",))
+GRADER = Kind("livecodebench", LiveCodeBenchSettings, _open, read=check_readable, asks=lambda _: ("code",))

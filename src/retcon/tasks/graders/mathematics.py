@@ -1,11 +1,11 @@
-r"""Grading by mathematical equality: `\frac12`, `0.5` and `50\%` are one. By Math-Verify, of the extra [grade].
+r"""Grader by mathematical equality (`\frac12`, `0.5`, `50\%`), with Math-Verify.
 
-Reading and comparing expressions can hang and take any amount of memory (`9^{9^{9^9}}`), and it is a model that writes
-them: it runs in sessions of the sandbox, with limits. Each session is warmed up once: the first expression costs half a
-second, the next some milliseconds.
+Reading and comparing expressions can hang and take any amount of memory (`9^{9^{9^9}}`), and a model writes them: they
+run in sessions of the sandbox, with limits. Each session is warmed up once: the first expression costs half a second,
+the next some milliseconds. Math-Verify is in the extra [grade].
 
-A reply that takes more than its limits is wrong, as it could not be read, where the task's own answer can be compared
-within them: were it a fault, its rollout would be dropped, and a model that is not sure would gain by writing such.
+A reply that exceeds the limits is wrong, where the task's own answer can be compared within them: if it were a fault,
+its rollout would be dropped, and an uncertain model would gain by writing such.
 """
 
 from __future__ import annotations
@@ -26,19 +26,26 @@ from retcon.core.errors import InfrastructureFault, MissingExtra, SandboxUnavail
 from retcon.core.installing import how_to_install
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Sandbox, Session
-from retcon.tasks.graders.quantities import CHARS, apart, changes_a_number, quantity, same_measures, same_quantity
-from retcon.tasks.graders.stated import stated
-from retcon.tasks.graders.symbols import in_latex, in_ratio, listed, lists, pointed, ungrouped
+from retcon.tasks.graders.quantities import (
+    CHARS,
+    changes_number,
+    parse_quantity,
+    same_measures,
+    same_quantity,
+    split_unit,
+)
+from retcon.tasks.graders.stated import find_stated
+from retcon.tasks.graders.symbols import has_list, space_commas, to_latex, to_ratio, ungroup, use_decimal_point
 from retcon.tasks.graders.text import (
     MOST_DIGITS,
-    aloud,
+    expand_exponent,
     final_answer,
-    folded,
-    in_decimals,
-    integer,
-    marked,
-    rational,
+    find_marked,
+    normalize,
+    parse_integer,
+    parse_rational,
     same_code,
+    strip_thinking,
 )
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.grading.warm import WarmSessions
@@ -46,8 +53,7 @@ from retcon.tasks.types import Task
 
 # Numbers that are written with their base: `52_8`, `52_{\text{eight}}`, `(52)_8`, `52 in base 8`.
 #
-# Math-Verify reads the digits and ignores the base. Pure functions; no pattern goes back over what it has read, as it
-# is a model that writes the text.
+# Math-Verify reads the digits and ignores the base. Pure functions; no pattern backtracks, as a model writes the text.
 
 TEN = 10  # the base of a number without one
 LARGEST = 36  # in which Python reads digits
@@ -62,26 +68,26 @@ _BEHIND_BOX = re.compile(r"\}(_(?:\w|\{\w+\}))")
 
 
 def same_in_base(answer: str, reply: str) -> bool | None:
-    r"""Whether the reply's answer is the same number in the same base; None where `answer` is written with none.
+    r"""Compare numbers with their bases; None for an `answer` without one.
 
     A reply without a base is in base ten: neither MATH's own grader nor PRM800K's takes `52` for `52_8`.
     """
     ours = _in_base(final_answer(answer) or answer)
     if ours is None:
         return None
-    said = final_answer(_BEHIND_BOX.sub(r"\1}", reply))
-    theirs = _in_base(said) if said is not None else _last_in_base(aloud(reply))
+    found = final_answer(_BEHIND_BOX.sub(r"\1}", reply))
+    theirs = _in_base(found) if found is not None else _last_in_base(strip_thinking(reply))
     return None if theirs is None and ours[1] == TEN else theirs == ours
 
 
 def _in_base(text: str) -> tuple[Fraction, int] | None:
-    """The value and the base of the number that `text` is; None where it is none, or is written without its base."""
+    """Parse a number with its base into value and base, else None."""
     found = _NUMBER.fullmatch(_without_markup(text.rpartition("=")[2]).lstrip("*` \t\n").rstrip("*` .\n"))
     return _value(found) if found else None
 
 
 def _last_in_base(text: str) -> tuple[Fraction, int] | None:
-    """The last such number in a text that marks no answer."""
+    """Parse the last such number in a text without a marked answer."""
     read = (_value(found) for found in _NUMBER.finditer(_without_markup(text)))
     return next(reversed([one for one in read if one is not None]), None)
 
@@ -121,31 +127,30 @@ parser.should_treat_as_complex = lambda text: False
 COUNTS = re.compile(r"_\{?\s*i\s*(?:=|\\in|<|\\leq?)")
 UNIT = re.compile(r"((?:\\(?:text|operatorname|begin|end)|_)\s*\{[^{}]*\}|_\w|\\[A-Za-z]+)|i")
 def read(text):
-    said = text if COUNTS.search(text) else UNIT.sub(lambda found: found[1] or "{I}", text)
-    found = parse(f"${said}$", WHOLE, parsing_timeout=None)
-    return found if said == text or len(found) > 1 else parse(f"${text}$", WHOLE, parsing_timeout=None)
+    formula = text if COUNTS.search(text) else UNIT.sub(lambda found: found[1] or "{I}", text)
+    found = parse(f"${formula}$", WHOLE, parsing_timeout=None)
+    return found if formula == text or len(found) > 1 else parse(f"${text}$", WHOLE, parsing_timeout=None)
 """
-"""Python for a session: what Math-Verify reads in a formula, as a whole and without its own list of units.
+"""Python for a session: Math-Verify's parser for a whole formula, without its own list of units.
 
-Math-Verify takes a formula's letters for real numbers or not by how it is spelt, so that `6 - 3 i` is not `6-3i`. Here
-all are real, and `i` is the imaginary unit where it counts no terms: its `{I}`, as of `I^2` it drops the power. As a
-letter it is left in what has no complex numbers, such as its intervals: `(1+i, 2)`.
+Math-Verify treats a formula's letters as real or complex by its spelling, so that `6 - 3 i` is not `6-3i`. Here all are
+real, and `i`, unless it is an index, is the imaginary unit: its `{I}`, as it drops the power of `I^2`. It stays a
+letter where there are no complex numbers, such as in intervals: `(1+i, 2)`.
 """
 _WARM_READER = f"{READ}read('1/2')\n"
 _PARSE = "[n for n, text in enumerate(json.load(open('answers.json'))) if not read(text)]"
 
 
 def in_words(answer: str) -> bool:
-    """Whether it is in words that Math-Verify takes for products of letters (`Paris` is a·i·p·r·s, as `pairs` is)."""
+    """Return whether Math-Verify would read words as products of letters. `Paris` is a·i·p·r·s, as `pairs` is."""
     return _WORDS.search(_NO_WORDS.sub(" ", answer)) is not None
 
 
-def not_mathematics(answers: Sequence[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Those in which Math-Verify finds no mathematics, and why. answers: in LaTeX, without marks of formulas.
+def find_unreadable(answers: Sequence[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """Map answers that Math-Verify cannot read to the reason. answers: in LaTeX, without marks of formulas.
 
-    They are read in sessions of a sandbox that preloads `packages`, AT_ONCE of them, many answers at a time: what
-    hangs or takes too much memory there is found by halving. Raises MissingExtra without Math-Verify;
-    SandboxUnavailable.
+    They are read in AT_ONCE sessions of a sandbox that preloads `packages`, many answers at a time: one that hangs or
+    takes too much memory is found by bisection. Raises MissingExtra without Math-Verify; SandboxUnavailable.
     """
     if not answers:
         return {}
@@ -155,7 +160,7 @@ def not_mathematics(answers: Sequence[str], packages: Mapping[str, tuple[str, ..
 
 
 async def _read_all(answers: list[str], packages: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """The answers that cannot be read, and why."""
+    """Map unreadable answers to the reason."""
     found: dict[str, str] = {}
     queue = [answers[n : n + BATCH] for n in range(0, len(answers), BATCH)]
     async with SandboxPool(packages=packages) as sandbox:
@@ -164,7 +169,7 @@ async def _read_all(answers: list[str], packages: Mapping[str, tuple[str, ...]])
             session: Session | None = None
             while queue:
                 batch = queue.pop()
-                session = session or await _opened(sandbox)
+                session = session or await _open_session(sandbox)
                 try:
                     files = {"answers.json": json.dumps(batch).encode()}
                     result = await session.run(_PARSE, files=files, timeout=SECONDS)
@@ -189,7 +194,7 @@ async def _read_all(answers: list[str], packages: Mapping[str, tuple[str, ...]])
     return found
 
 
-async def _opened(sandbox: SandboxPool) -> Session:
+async def _open_session(sandbox: SandboxPool) -> Session:
     session = await sandbox.session(limits=Limits(cpu_seconds=300.0, wall_seconds=600.0, memory_mb=MEMORY_MB))
     result = await session.run(_WARM_READER)
     if result.status != "ok":
@@ -200,14 +205,14 @@ async def _opened(sandbox: SandboxPool) -> Session:
 
 
 PACKAGES = {"math-verify": ("math_verify",)}
-"""For `SandboxPool(packages=…)`: the sandbox that a `MathGrader` is given must have this preloaded."""
+"""For `SandboxPool(packages=…)`: packages that the sandbox of a `MathGrader` must preload."""
 
 ANSWER_CHARS = 4000
-"""A longer marked answer is none, and a longer right answer is refused."""
+"""Most characters: a longer marked answer is wrong, and a longer right answer is refused."""
 
-TRUSTED_SECONDS = 60.0  # no program of a model's runs in these sessions
+TRUSTED_SECONDS = 60.0  # no model's programs run in these sessions
 WAITING = 10.0  # wall seconds for each CPU second: on a busy machine an answer must not become a fault
-ZERO = "0"  # another number than most, which a task's own answer is compared with
+ZERO = "0"  # unlike most answers, for test comparisons
 
 _PER_CENT = re.compile(
     r"(?<!\s)\s*(?:\\text\{\s*)?(?:\\?%|(?<![A-Za-z])(?:percent|per cent|pct)(?![A-Za-z]))[\s}]*$", re.IGNORECASE
@@ -220,8 +225,8 @@ _SENTENCES = re.compile(r"[.!?]\s+\w|\banswer\b", re.IGNORECASE)
 _VERB = re.compile(r"(?<![\\\w])(?:is|are|was|were|will|has|have|had|equals?)(?!\w)", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,}")
 
-# differ: whether two numbers do by more than what rounding explains. Math-Verify takes some such for one, as it rounds
-# to six digits behind the point, and of huge ones looks at the first digits alone.
+# differ: whether two numbers differ by more than rounding. Math-Verify misses some differences, as it rounds to six
+# decimals, and compares only the first digits of huge numbers.
 _WARM = (
     READ
     + r"""
@@ -235,13 +240,13 @@ def differ(gold, reply):
     if len(values) < 2 or not all(isinstance(value, Number) and value.is_finite for value in values):
         return False
     apart, (least, most) = abs(values[0] - values[1]), sorted(map(abs, values))
-    noise = 1e-15 if least < 1e-60 else 0  # of sums that are nothing
+    noise = 1e-15 if least < 1e-60 else 0  # of sums that cancel out
     return bool(max(noise, most / 1000) < apart)
-said = [read(one) for one in (
+samples = [read(one) for one in (
     r"\frac{1}{2}", "(1, 2]", "x^2 + 2x", r"2\sqrt{3}", r"\{1, 2\}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
     r"\text{Monday}", r"90^\circ", r"50\%", "x = 5", r"\frac{\pi}{3}", r"(-\infty, 2) \cup (3, \infty)", "1.5", "a+bi"
 )]
-for one, other in zip(said, said[1:] + said[:1]):
+for one, other in zip(samples, samples[1:] + samples[:1]):
     verify(one, one, timeout_seconds=None), verify(one, other, timeout_seconds=None), differ(one, one)
 """
 )
@@ -261,13 +266,13 @@ class MathSettings:
 
 
 class MathGrader:
-    r"""Whether a reply's answer equals a task's. Used as `async with`.
+    r"""Grader by mathematical equality, used as `async with`.
 
         async with SandboxPool(packages=PACKAGES) as sandbox, MathGrader(sandbox) as grader:
             await grader.equal("1/2", r"so it is \boxed{0.5}")
 
-    at_once: answers that are compared at a time, each in a session of its own. seconds: CPU, of a comparison, which may
-    take WAITING times as long on the clock. memory_mb: of a session.
+    at_once: answers that are compared at a time, in as many sessions. seconds: CPU, of a comparison, which may take
+    WAITING times as long on the clock. memory_mb: of a session.
     """
 
     def __init__(self, sandbox: Sandbox, *, at_once: int = 2, seconds: float = 10.0, memory_mb: int = 1024) -> None:
@@ -288,82 +293,80 @@ class MathGrader:
         await self._sessions.close()
 
     async def equal(self, answer: str, reply: str) -> bool:
-        r"""Whether the answer that `reply` gives, in `\boxed{…}`, behind `####` or as `stated`, equals `answer`.
+        r"""Compare `answer` with that of `reply`: in `\boxed{…}`, after `####` or stated.
 
-        False too where the reply's takes more CPU time or memory than there is, while `answer` itself does not.
+        False too where the reply's exceeds the limits of CPU time or memory, while `answer` itself does not.
 
-        Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where `answer` takes more
-        than there is, the comparison raised or was not done in its time on the clock, or the sandbox had a fault.
+        Raises ValueError where Math-Verify can read nothing in `answer`; InfrastructureFault where `answer` exceeds the
+        limits, the comparison raised or exceeded its time on the clock, or the sandbox had a fault.
         """
-        return await self._decided(answer, reply) or False
+        return await self._decide(answer, reply) or False
 
-    async def _decided(self, answer: str, reply: str) -> bool | None:
-        """As `equal`; None where the reply's answer takes more than there is."""
+    async def _decide(self, answer: str, reply: str) -> bool | None:
+        """Compare as `equal`; None where the reply's answer exceeds the limits."""
         based = same_in_base(answer, reply)
         if based is not None:
             return based
-        said = _answer(reply)
-        if said is None:
-            return folded(aloud(reply[-ANSWER_CHARS:])) == folded(answer)
-        if len(said) > ANSWER_CHARS:
+        given = _answer(reply)
+        if given is None:
+            return normalize(strip_thinking(reply[-ANSWER_CHARS:])) == normalize(answer)
+        if len(given) > ANSWER_CHARS:
             return False
-        if said == answer.strip():
+        if given == answer.strip():
             return True
-        ours, theirs = _latex(answer), in_latex(said)
+        ours, theirs = _latex(answer), to_latex(given)
         if (identical := same_code(ours, theirs)) is not None:
             return identical
-        ours, theirs = in_ratio(ours, theirs), in_ratio(theirs, ours)
-        plain = listed if lists(ours) or lists(theirs) else ungrouped
+        ours, theirs = to_ratio(ours, theirs), to_ratio(theirs, ours)
+        plain = space_commas if has_list(ours) or has_list(theirs) else ungroup
         ours, theirs = plain(ours), plain(theirs)
-        if "," in theirs and quantity(_per_cent(ours)[0]) is not None:
-            theirs = pointed(theirs)  # a list is no number
-        if folded(ours) == folded(theirs):
+        if "," in theirs and parse_quantity(_per_cent(ours)[0]) is not None:
+            theirs = use_decimal_point(theirs)  # a list is not a number
+        if normalize(ours) == normalize(theirs):
             return True
         number = _same_number(ours, theirs)
         decided = same_measures(ours, theirs) if number is None else number
         if decided is not None:
             return decided
-        (ours, our_unit), (theirs, their_unit) = apart(ours), apart(theirs)
-        return our_unit.fits(their_unit) and await self._within_limits(in_decimals(ours), in_decimals(theirs))
+        (ours, our_unit), (theirs, their_unit) = split_unit(ours), split_unit(theirs)
+        return our_unit.fits(their_unit) and await self._within_limits(expand_exponent(ours), expand_exponent(theirs))
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
-        right = await self._decided(task.answer, reply.text)
+        right = await self._decide(task.answer, reply.text)
         why = "not read within its limits" if right is None else "equal" if right else "not equal"
         return Verdict.of(right or False, why, _answer(reply.text))
 
     async def check(self, task: Task) -> None:
-        """See `Grader.check`."""
-        if rational(task.answer) is not None:
+        if parse_rational(task.answer) is not None:
             return
         try:
             await self._equal(_latex(task.answer), ZERO)
         except ValueError as error:
             raise ValueError(f"task {task.id}: {error}") from None
 
-    async def _within_limits(self, answer: str, said: str) -> bool | None:
-        """As `_equal`; None where that takes more than there is because of `said`: `answer` is compared with itself,
-        which may need no reckoning, and with another number, without that."""
+    async def _within_limits(self, answer: str, given: str) -> bool | None:
+        """Compare as `_equal`; None where `given` exceeds the limits: `answer` can be compared with itself, which may
+        need no computing, and with another number."""
         try:
-            return await self._equal(answer, said)
+            return await self._equal(answer, given)
         except _TooMuch:
             for other in (answer, ZERO):
                 await self._equal(answer, other)
             return None
 
-    async def _equal(self, answer: str, said: str) -> bool:
-        value = await self._compare([_listed(answer), _listed(said)])
+    async def _equal(self, answer: str, given: str) -> bool:
+        value = await self._compare([_list_commas(answer), _list_commas(given)])
         if value == "'unreadable'":
             raise ValueError(f"answer {answer!r} cannot be graded: Math-Verify finds no mathematics in it")
         return value == "True"
 
     async def _compare(self, texts: list[str]) -> str | None:
-        async with self._sessions.one() as session:
+        async with self._sessions.acquire() as session:
             files = {"case.json": json.dumps(texts).encode()}
             result = await session.run(_COMPARE, files=files, limits=self._limits)
             if result.status != "ok":
                 last = result.stderr.strip().rpartition("\n")[2]
-                # The clock on the wall tells of a busy machine; where it has not run out, CPU time has.
+                # The wall clock runs out on a busy machine; if it has not, CPU time has.
                 in_time = result.seconds < self._limits.wall_seconds
                 kind = _TooMuch if result.status in ("timeout", "limit") and in_time else InfrastructureFault
                 raise kind(f"an answer could not be graded: {result.status}: {last}")
@@ -371,29 +374,29 @@ class MathGrader:
 
 
 class _TooMuch(InfrastructureFault):
-    """A comparison took more CPU time or memory than there is for one."""
+    """A comparison exceeded its limits of CPU time or memory."""
 
 
 def _answer(reply: str) -> str | None:
-    """What a reply answers; None where it says no answer. `<answer>` is read like a reply where it holds sentences."""
-    said = marked(reply)
-    if said is not None:
-        return said
+    """Return a reply's answer, or None. `<answer>` is read like a reply where it holds sentences."""
+    marked = find_marked(reply)
+    if marked is not None:
+        return marked
     tagged = final_answer(reply)
     if tagged is None or _SENTENCES.search(tagged):
-        return stated(reply) or tagged
+        return find_stated(reply) or tagged
     if _VERB.search(tagged) or (tagged.endswith((".", "!")) and len(_WORD.findall(tagged)) > 2):
-        return stated(reply) or _predicate(tagged) or tagged
+        return find_stated(reply) or _predicate(tagged) or tagged
     return tagged
 
 
 def _predicate(sentence: str) -> str | None:
-    """The number or formula behind the one verb of a sentence: `The value of $k$ is 5.`"""
+    """Return the number or formula after a sentence's only verb: `The value of $k$ is 5.`"""
     subject, *rest = _VERB.split(sentence)
-    if len(rest) != 1 or changes_a_number(subject):
+    if len(rest) != 1 or changes_number(subject):
         return None
-    said = stated(f"The answer is {rest[0]}")
-    return None if said is None or said.startswith(r"\text{") else said
+    found = find_stated(f"The answer is {rest[0]}")
+    return None if found is None or found.startswith(r"\text{") else found
 
 
 def _latex(answer: str) -> str:
@@ -401,19 +404,19 @@ def _latex(answer: str) -> str:
         raise ValueError(
             f"answer {answer[:40]!r}… cannot be graded: it has {len(answer)} characters, {ANSWER_CHARS} at most"
         )
-    return in_latex(answer)
+    return to_latex(answer)
 
 
 def _far(one: Fraction, other: Fraction) -> bool:
-    """Apart by more than what rounding explains."""
+    """Return whether numbers differ by more than rounding."""
     return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
-def _same_number(answer: str, said: str) -> bool | None:
-    """Whether both are one number, with a unit or not; None where one is none, or they are so near that one may be the
-    other rounded. Per cent are hundredths or whole, as the other side has it; less than one of them is hundredths."""
-    (answer, ours_in), (said, theirs_in) = _per_cent(answer), _per_cent(said)
-    ours, theirs = quantity(answer), quantity(said)
+def _same_number(answer: str, given: str) -> bool | None:
+    """Compare numbers with or without units; None for other texts, and for numbers so near that one may be the other
+    rounded. Per cent are hundredths or whole, like the other side; less than one of them is hundredths."""
+    (answer, ours_in), (given, theirs_in) = _per_cent(answer), _per_cent(given)
+    ours, theirs = parse_quantity(answer), parse_quantity(given)
     if ours is None or theirs is None:
         return None
     one, other = ours.value, theirs.value
@@ -427,35 +430,35 @@ def _same_number(answer: str, said: str) -> bool | None:
 
 
 def _per_cent(text: str) -> tuple[str, bool]:
-    """The text without its last `%`, and whether it had one."""
+    """Return the text without its last `%`, and whether it had one."""
     found = _PER_CENT.search(text, max(0, len(text) - CHARS))
     return (text, False) if found is None else (text[: found.start()], True)
 
 
-def _listed(text: str) -> str:
-    """With commas for `and` and `or`; without what would end the formula that Math-Verify is given."""
+def _list_commas(text: str) -> str:
+    """Replace `and` and `or` by commas; remove what would end Math-Verify's formula."""
     text = _AND.sub(", ", text.replace("$", "").replace("\n", " "))
     return text.rstrip("\\ ")
 
 
-def need_math_verify() -> None:
-    """Raises MissingExtra where Math-Verify is not installed; imports nothing."""
+def check_math_verify() -> None:
+    """Raise MissingExtra where Math-Verify is not installed; imports nothing."""
     if importlib.util.find_spec("math_verify") is None:
         raise MissingExtra(f"grading by mathematics needs Math-Verify: {how_to_install('grade')}")
 
 
 async def _open(settings: MathSettings, host: Host) -> MathGrader:
-    need_math_verify()
+    check_math_verify()
     return MathGrader(
         await host.sandbox(), at_once=settings.at_once, seconds=settings.seconds, memory_mb=settings.memory_mb
     )
 
 
 def _unreadable(answers: Sequence[str]) -> dict[str, str]:
-    """Integers are read as they stand, other answers by Math-Verify."""
+    """Map unreadable answers to the reason; integers are read without Math-Verify."""
     found = {a: f"it has {len(a):,} characters, {ANSWER_CHARS:,} at most" for a in answers if len(a) > ANSWER_CHARS}
-    texts = {a: _listed(in_latex(a)) for a in answers if a not in found and integer(a) is None}
-    why = not_mathematics(list(texts.values()), PACKAGES)
+    texts = {a: _list_commas(to_latex(a)) for a in answers if a not in found and parse_integer(a) is None}
+    why = find_unreadable(list(texts.values()), PACKAGES)
     return found | {a: why[text] for a, text in texts.items() if text in why}
 
 
@@ -476,6 +479,6 @@ GRADER = Kind(
     _unreadable,
     _in_words,
     _ambiguous,
-    lambda _settings: need_math_verify(),
+    lambda _settings: check_math_verify(),
     uses=("math-verify", "latex2sympy2_extended", "sympy"),
 )

@@ -1,4 +1,4 @@
-"""A weighted mean of what several graders say."""
+"""Grader by the weighted mean of several graders."""
 
 from __future__ import annotations
 
@@ -25,33 +25,31 @@ class MeanSettings:
 
 
 class MeanGrader:
-    """Implements `Grader`; a fault of one is a fault of the mean. parts: graders, not its own to close, and weights."""
+    """Grader by a mean; a fault of one part is its fault. parts: graders, which their host closes, and weights."""
 
     def __init__(self, parts: Mapping[str, tuple[Grader, float]], right_from: float = 1.0) -> None:
         self._parts, self._right_from = parts, right_from
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """See `Grader.grade`."""
         graded = (grader.grade(task, reply) for grader, _ in self._parts.values())
-        said: list[Verdict] = []
+        verdicts: list[Verdict] = []
         for one in await asyncio.gather(*graded, return_exceptions=True):  # all have ended before one is raised
             if isinstance(one, BaseException):
                 raise one
-            said.append(one)
+            verdicts.append(one)
         weights = [weight for _, weight in self._parts.values()]
         total = math.fsum(weights)
-        score = min(1.0, math.fsum(v.score * w for v, w in zip(said, weights, strict=True)) / total)
-        why = ", ".join(f"{name} {v.score:.2g}" for name, v in zip(self._parts, said, strict=True))
-        answer = next((v.answer for v in said if v.answer is not None), None)
+        score = min(1.0, math.fsum(v.score * w for v, w in zip(verdicts, weights, strict=True)) / total)
+        why = ", ".join(f"{name} {v.score:.2g}" for name, v in zip(self._parts, verdicts, strict=True))
+        answer = next((v.answer for v in verdicts if v.answer is not None), None)
         return Verdict(score, score >= self._right_from - 1e-9, why, answer)
 
     async def check(self, task: Task) -> None:
-        """See `Grader.check`."""
         for grader, _ in self._parts.values():
             await grader.check(task)
 
     async def close(self) -> None:
-        """Its parts are their host's to close."""
+        """Do nothing: the host closes the parts."""
 
 
 def _ready(settings: MeanSettings) -> None:

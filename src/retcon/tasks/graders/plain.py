@@ -31,7 +31,7 @@ def grade(*, answer: str, reply: str, kind: str = "math") -> bool:
         RecipeError: an unknown grader, or one that needs settings, such as `judge`.
         ValueError: an answer that cannot be graded.
         MissingExtra, SandboxUnavailable: a package or a sandbox that the grader needs is missing.
-        InfrastructureFault: the grader failed (see `Grader.grade`).
+        InfrastructureFault: the grader failed (`Grader.grade`).
     """
     if kind == "exact":
         return same_text(answer, reply)

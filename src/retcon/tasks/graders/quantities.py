@@ -1,9 +1,9 @@
-r"""Numbers with their units and the words around them: `18 eggs`, `\text{$1,800 per month}`, `12\text{ cm}^2`.
+r"""Numbers with units and words: `18 eggs`, `\text{$1,800 per month}`, `12\text{ cm}^2`.
 
-Pure functions of text as `in_latex` makes it, the same for both sides. Words in `\text{…}` are words; those that stand
-bare might be products of letters (`xy`). A unit is the noun that ends the words behind a number (`square feet of
-carpet`: foot, square), and what it is counted by (`per hour`). `1.5 million` is 1,500,000; what else may say another
-number (`5 dozen`, `not 5`, `5 or 6`) is no quantity.
+Pure functions of the output of `to_latex`, equal for both sides. Words in `\text{…}` are words; bare ones might be
+products of letters (`xy`). A unit is the last noun of the words after a number (`square feet of carpet`: foot, square),
+and its denominator (`per hour`). `1.5 million` is 1,500,000; other texts that may name another number (`5 dozen`,
+`not 5`, `5 or 6`) are not quantities.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from retcon.tasks.graders.text import rational, unset
+from retcon.tasks.graders.text import parse_rational, strip_markup
 
 SPOKEN = re.compile("about|answer|approximately|are|final|is|it|of|so|the|there|total|exactly|therefore|thus")
-"""What only announces an answer."""
+"""Words that only announce an answer."""
 SHORT = re.compile(
     "an|by|for|in|of|on|to|us|we|[kcmdn]m|[km]g|ml|ft|lbs?|oz|hrs?|[mk]ph|min|sec|yrs?|yd|sq|cu|[ap]m|mi"
     "|kwh|[kmg]?hz|[km]pa|kj|[kmgt]b|rpm|bpm|fps"
 )
-"""Words of few letters, or without a vowel, that are no products of letters."""
+"""Short words, or words without a vowel, that are not products of letters."""
 ENDS = re.compile(
     r"""
     in | of | for | at | on | to | by | from | with | before | after | altogether | overall | remaining | left | away
@@ -31,7 +31,7 @@ ENDS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Words with which a unit is over: `18 miles before`."""
+"""Words that end a unit: `18 miles before`."""
 EACH = re.compile("an?|per|each|every")
 FRONT = re.compile(
     r"""
@@ -41,16 +41,16 @@ FRONT = re.compile(
     """,
     re.VERBOSE,
 )
-"""Before a number: none, another one, or one of a kind."""
+"""Words before a number that negate, change or qualify it."""
 DENIALS = re.compile("not|never|no|neither|nor|isn|doesn|don|cannot|won|wouldn|least|most|than|half|twice|wrong")
-"""Some words before a number, with no IS between: that it is another one."""
+"""Words before a number, without IS between, that change it."""
 IS = re.compile(r".*(?:\b(?:is|are|was|were|equals?)\b|=)", re.DOTALL)
-"""All up to the last of these: `the least value is`."""
+"""Text up to the last of these: `the least value is`."""
 DOUBTS = re.compile(
     r"^\W*(?:so\s+)?(?:no|none|neither|nobody|nothing)\b(?!\.)"
     r"|(?:\b(?:not|never|cannot)|n['’]t)\s+(?:\w+ly\s+)?(?:think|believe|know|say|mean|sure|certain|clear|true)\b"
 )
-"""That what follows is not said to be so."""
+"""Text that denies or doubts the number after it."""
 NUMBERS = re.compile(
     r"""
     (?:dozen|hundred|thousand|million|billion|trillion)s? | mil | mille | millones | millionen | milliards? | tausend
@@ -61,9 +61,9 @@ NUMBERS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Beside a number they make another one: `5 dozen`. Not within a noun: `3 two-digit primes`."""
+"""Words beside a number that change it: `5 dozen`. Not within a noun: `3 two-digit primes`."""
 NOUNS = re.compile("power|root|base|double|triple|wrong|false|incorrect")
-"""As NUMBERS, but not before a noun: `8 power strips`."""
+"""Words that change a number, except before a noun: `8 power strips`."""
 OTHERWISE = re.compile(
     rf"""
     {NUMBERS.pattern} | {NOUNS.pattern} | not | neither | nor | none | divided | multiplied | or | k | twice | percents?
@@ -77,9 +77,9 @@ OTHERWISE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Beside a number: another one, none, or mathematics."""
+"""Words beside a number that change or negate it, or are mathematics."""
 LETTERS = "[ghlmsL]"
-"""Units of one letter, which may be variables as well."""
+"""Units of one letter, which may be variables too."""
 RATES = {"mph": ("mile", "hour"), "kph": ("kilometer", "hour"), "kmph": ("kilometer", "hour")}
 _UNIT_LETTERS = re.compile(r"[^\W\d_]+")
 _VOWELS = frozenset("aeiou")
@@ -93,8 +93,8 @@ child children
 _SAME = {word: line.split()[0] for line in _SPELLINGS.strip().replace("\n", "|").split("|") for word in line.split()}
 
 
-def noun(word: str) -> str:
-    """Its singular, one spelling for all units of that name: `inch` for `inches` and `in`."""
+def singular(word: str) -> str:
+    """Return the singular, in one spelling for each unit: `inch` for `inches` and `in`."""
     word = word.casefold()
     for spelling in (word, word.removesuffix("s"), word.removesuffix("es")):
         if spelling in _SAME:
@@ -102,9 +102,9 @@ def noun(word: str) -> str:
     return _PLURAL.sub("", word) or word
 
 
-def plain(word: str, *, marked: bool) -> bool:
-    """Whether a word beside a number leaves it as it is. marked: it stands in `\\text{…}`, so that it is no product of
-    letters (`xy`)."""
+def is_neutral(word: str, *, marked: bool) -> bool:
+    """Return whether a word beside a number does not change it. marked: it is in `\\text{…}`, so that it is not a
+    product of letters (`xy`)."""
     if SHORT.fullmatch(word) or SPOKEN.fullmatch(word):
         return True
     if OTHERWISE.fullmatch(word):
@@ -112,8 +112,8 @@ def plain(word: str, *, marked: bool) -> bool:
     return marked or (len(word) > 2 and (not word.isascii() or not _VOWELS.isdisjoint(word)))
 
 
-def changes_a_number(words: str) -> bool:
-    """Whether words before a number say that it is another one, or none: `at least`, `not`, `March`."""
+def changes_number(words: str) -> bool:
+    """Return whether words before a number change or deny it: `at least`, `not`, `March`."""
     clause = words.rpartition(",")[2].casefold()
     front = _UNIT_LETTERS.findall(clause)
     if front and (FRONT.fullmatch(front[-1]) or OTHERWISE.fullmatch(front[-1])):
@@ -122,9 +122,9 @@ def changes_a_number(words: str) -> bool:
     return DOUBTS.search(clause) is not None or any(DENIALS.fullmatch(word) for word in nearer[-5:])
 
 
-CHARS = 200  # a longer text is no quantity, and no unit or sign of per cent is looked for further from its end
+CHARS = 200  # a longer text is not a quantity; units and signs of per cent are searched this far from the end
 _LETTERS = "[A-Za-zÀ-ÖØ-öø-ɏ]"
-_MARK = "¦"  # before each word that stood in \text{…}
+_MARK = "¦"  # before each word from \text{…}
 _NUMBER = re.compile(
     r"(?<![\w.,\\])[-+]?(?:\\[dt]?frac\s*\{?)?\.?\d(?:.*\d)?\}?(?![\w!^}]|\s*\\?%)", re.ASCII | re.DOTALL
 )
@@ -138,7 +138,7 @@ RAISABLE = (
     r"(?i:[kcmd]m|in(?:ch(?:es)?)?|ft|foot|feet|yds?|yards?|mi(?:les?)?|(?:centi|deci|kilo|milli)?met(?:er|re)s?|units?"
     r"|sec(?:onds?)?|min(?:utes?)?|h(?:ou)?rs?)"
 )
-"""Units that are raised: other letters are variables."""
+"""Units that may have a power: other letters are variables."""
 _POWER = re.compile(  # not 3xy^2
     rf"(\\text\{{[^{{}}]*\}}|(?<!{_LETTERS})(?<!\\){RAISABLE})\s?\^\s?\{{?([23])\}}?(?!\d)"
 )
@@ -166,7 +166,7 @@ _MERIDIEM = re.compile(r"\b([ap])\.\s?m\b\.?", re.IGNORECASE)
 _MONEY = re.compile(rf"(?<!{_LETTERS})(?:USD|US|CAD|A)?\s?\\?([$€£¥₹])")
 _MONIES = {"$": "dollar", "€": "euro", "£": "pound", "¥": "yen", "₹": "rupee"}
 _OFTEN = re.compile("an?|per|each|every|in|on|during|over|for|total|altogether")
-_ANY = frozenset({"unit"})  # of which each unit is one
+_ANY = frozenset({"unit"})  # fits every unit
 _CURRENCIES = frozenset(_MONIES.values()) - {"pound"}
 _COUNT = re.compile(r"((?<![\w.])\d[\d,]*+(?:\.\d+)?(?:/\d+)?)", re.ASCII)
 _REMAINDERS = ("r", "remainder")
@@ -174,8 +174,8 @@ _BETWEEN = ("and", "by", "x")
 
 
 class Unit(NamedTuple):
-    """What a number counts. noun: singular, '' where it has none; power: of lengths, 1 to 3; per: '' or a noun; money:
-    its currency, '' where it has none; front: the words before it."""
+    """Unit of a number. noun: singular, or ''; power: of lengths, 1 to 3; per: '' or a noun; money: its currency, or
+    ''; front: the words before it."""
 
     noun: str = ""
     power: int = 1
@@ -184,7 +184,7 @@ class Unit(NamedTuple):
     front: frozenset[str] = frozenset()
 
     def fits(self, other: Unit) -> bool:
-        """Whether no unit that both have is another one."""
+        """Return whether the units that both have are equal."""
         if self.front and other.front and self.front != other.front:
             return False
         if self.money and other.money and self.money != other.money:
@@ -201,16 +201,16 @@ class Quantity(NamedTuple):
     unit: Unit
 
 
-def same_quantity(answer: str, said: str) -> bool:
-    """Whether both are one number, with words around it or not, and the same one. Where both have a unit, it must be
-    the same: `18 eggs` is `18`, and `18 large eggs`, but not `18 pears`."""
-    ours, theirs = quantity(answer), quantity(said)
+def same_quantity(answer: str, other: str) -> bool:
+    """Return whether both are the same number, with or without words. Units that both have must be equal: `18 eggs` is
+    `18`, and `18 large eggs`, but not `18 pears`."""
+    ours, theirs = parse_quantity(answer), parse_quantity(other)
     return ours is not None and theirs is not None and ours.value == theirs.value and ours.unit.fits(theirs.unit)
 
 
-def quantity(text: str) -> Quantity | None:
-    """The number that a text is, and its unit; None where it is none, or may be another one."""
-    number = rational(text)
+def parse_quantity(text: str) -> Quantity | None:
+    """Parse a number with its unit; None for other or ambiguous texts."""
+    number = parse_rational(text)
     if number is not None:
         return Quantity(number, Unit())
     text, money = _bare(_GLUED.sub(" ", _PER_POWER.sub(_per_power, text)))
@@ -218,7 +218,7 @@ def quantity(text: str) -> Quantity | None:
     if len(text) > CHARS:
         return None
     found = _NUMBER.search(text) if ".." not in text else None
-    number = rational(found[0]) if found is not None else None
+    number = parse_rational(found[0]) if found is not None else None
     if found is None or number is None:
         return None
     behind = text[found.end() :]
@@ -228,9 +228,9 @@ def quantity(text: str) -> Quantity | None:
     return None if unit is None else Quantity(number, unit)
 
 
-def apart(text: str) -> tuple[str, Unit]:
-    r"""A formula without the words at its end, and these as a unit: `2\sqrt{3}\text{ cm}`. It is whole where the words
-    may mean something else, or are all that it has."""
+def split_unit(text: str) -> tuple[str, Unit]:
+    r"""Split a formula from its unit at the end: `2\sqrt{3}\text{ cm}`. It stays whole where the words may mean
+    something else, or are all of it."""
     text = _POWER.sub(_in_words, text.replace(r"\$", "$"))
     money = _money(text)
     text = _MONEY.sub("", text) if money else text
@@ -242,16 +242,16 @@ def apart(text: str) -> tuple[str, Unit]:
     return (text.strip(), Unit(money=money)) if unit is None else (core, unit)
 
 
-def same_measures(answer: str, said: str) -> bool | None:
-    """Whether `said` has the same numbers as an answer that has several, each with a unit (`3 hours 20 minutes`); None
-    where `answer` is none. Which number has which unit counts where both have the same units. A bare letter (`540 m`)
-    is a unit where the other side has that one."""
-    if _lettered(answer, said) or _lettered(said, answer):
+def same_measures(answer: str, other: str) -> bool | None:
+    """Compare several numbers with units (`3 hours 20 minutes`). None for another kind of `answer`. The pairing of
+    numbers and units counts where both have the same units. A bare letter (`540 m`) is a unit where the other side has
+    it."""
+    if _lettered(answer, other) or _lettered(other, answer):
         return True
-    ours = measures(answer)
+    ours = parse_measures(answer)
     if ours is None or not all(_plain(word) for _, unit in ours for word in unit.split()):
         return None
-    theirs = measures(said) or []
+    theirs = parse_measures(other) or []
     if {unit for _, unit in ours} == {unit for _, unit in theirs}:
         return sorted(ours) == sorted(theirs)
     return len(ours) == len(theirs) and all(  # h for hours
@@ -261,22 +261,22 @@ def same_measures(answer: str, said: str) -> bool | None:
 
 
 def _lettered(text: str, other: str) -> bool:
-    found, theirs = _LETTERED.fullmatch(text), quantity(other)
+    found, theirs = _LETTERED.fullmatch(text), parse_quantity(other)
     if found is None or theirs is None:
         return False
-    per = noun(found[3]) + (found[4] or "") if found[3] else ""
-    return theirs.value == rational(found[1]) and theirs.unit[:3] == (noun(found[2]), 1, per)
+    per = singular(found[3]) + (found[4] or "") if found[3] else ""
+    return theirs.value == parse_rational(found[1]) and theirs.unit[:3] == (singular(found[2]), 1, per)
 
 
-def measures(text: str) -> list[tuple[Fraction, str]] | None:
-    """The numbers of a text that is two or more of them, each with its unit, as they stand."""
+def parse_measures(text: str) -> list[tuple[Fraction, str]] | None:
+    """Parse two or more numbers with their units, in order; None for other texts."""
     text, _ = _bare(text)
     if len(text) > CHARS:
         return None
     before, *parts = _COUNT.split(text)
     found = list[tuple[Fraction, str]]()
     for number, between in zip(parts[::2], parts[1::2], strict=True):
-        value = rational(number.rstrip(","))
+        value = parse_rational(number.rstrip(","))
         if value is None or not _AROUND.fullmatch(between):
             return None
         words = [word.strip(_MARK).casefold() for word in _WORD.findall(between)]
@@ -284,7 +284,7 @@ def measures(text: str) -> list[tuple[Fraction, str]] | None:
         others = [word for word in words[: len(words) - inches] if word not in _BETWEEN]
         if any(ENDS.fullmatch(word) or EACH.fullmatch(word) for word in others):
             return None
-        found.append((value, " ".join(noun(word) for word in words if word not in _BETWEEN)))
+        found.append((value, " ".join(singular(word) for word in words if word not in _BETWEEN)))
     if len(found) < 2 or _unit(before, "", "") != Unit():
         return None
     if len(found) == 2 and found[0][1] in _REMAINDERS and not found[1][1]:
@@ -292,17 +292,17 @@ def measures(text: str) -> list[tuple[Fraction, str]] | None:
     return found if all(unit for _, unit in found) else None
 
 
-def in_meridiem(text: str) -> str:
-    """With `am` and `pm` for `a.m.` and `p.m.`."""
+def shorten_meridiem(text: str) -> str:
+    """Write `am` and `pm` for `a.m.` and `p.m.`."""
     return _MERIDIEM.sub(r"\1m", text)
 
 
 def _bare(text: str) -> tuple[str, str]:
-    """Without markup and what ends a word, each word that was marked as one with _MARK; and the currency."""
+    """Remove markup, put _MARK before each word of `\\text{…}`, and return the text and its currency."""
     text = text.replace("¢", " cents ")
     text = _marked(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
     money = _money(text)
-    text = unset(_MONEY.sub(" ", text))
+    text = strip_markup(_MONEY.sub(" ", text))
     return text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n").strip(), money
 
 
@@ -325,12 +325,12 @@ def _in_words(found: re.Match[str]) -> str:
 
 
 def _marked(text: str) -> str:
-    text = in_meridiem(text)
+    text = shorten_meridiem(text)
     return _TEXT.sub(lambda found: _WORD.sub(lambda word: f"{_MARK}{word[0]}", f" {found[1]} "), text)
 
 
 def _unit(before: str, behind: str, money: str) -> Unit | None:
-    """None where there is something else than words, or a word that may change the number."""
+    """Parse a unit; None for anything but words, and for a word that may change the number."""
     behind = _COMPOUND.sub(r"\1", _PER.sub(" per ", behind, count=1))
     if not _AROUND.fullmatch(before) or not _AROUND.fullmatch(behind):
         return None
@@ -343,14 +343,14 @@ def _unit(before: str, behind: str, money: str) -> Unit | None:
     if not all(_reads(word, next_) for word, next_ in zip(words, follow, strict=True)):
         return None
     unit = _of([word.strip(_MARK) for word in words])
-    said = frozenset(noun(word.strip(_MARK)) for word in front if not SPOKEN.fullmatch(word.strip(_MARK)))
+    leading = frozenset(singular(word.strip(_MARK)) for word in front if not SPOKEN.fullmatch(word.strip(_MARK)))
     if unit.noun in _CURRENCIES:
         unit, money = unit._replace(noun=""), money or unit.noun
-    return unit._replace(money=money, front=said)
+    return unit._replace(money=money, front=leading)
 
 
 def _reads(word: str, follows: str) -> bool:
-    """Whether a word behind a number leaves it as it is."""
+    """Return whether a word after a number does not change it."""
     if word == "a":
         return len(follows) > 2
     noun_follows = follows != "" and not ENDS.fullmatch(follows.strip(_MARK))
@@ -358,7 +358,7 @@ def _reads(word: str, follows: str) -> bool:
 
 
 def _times(words: list[str]) -> bool:
-    """Whether a number is counted by hundredths or is a factor: `18 per cent`, `18 times as many`."""
+    """Return whether a number is a percentage or a factor: `18 per cent`, `18 times as many`."""
     plain = [word.strip(_MARK) for word in words]
     return any(
         pair == ("per", "cent") or (pair[0] == "times" and not _OFTEN.fullmatch(pair[1])) for pair in pairwise(plain)
@@ -379,16 +379,16 @@ def _of(words: list[str]) -> Unit:
             kept, per = [RATES[word][0]], RATES[word][1]
         elif not SPOKEN.fullmatch(word):
             kept.append(word)
-    counted = noun(kept[-1]) if kept else ""
+    counted = singular(kept[-1]) if kept else ""
     return Unit("", 1, per) if counted in _ANY else Unit(counted, power, per)
 
 
 def _counted_by(words: list[str]) -> str:
-    """The noun behind `per`, with its power: `second2`."""
+    """Return the noun after `per`, with its power: `second2`."""
     power = next((str(_RAISED[word]) for word in words if word in _RAISED), "")
-    counted = next((noun(word) for word in words if word not in _RAISED), "".join(words))
+    counted = next((singular(word) for word in words if word not in _RAISED), "".join(words))
     return counted and f"{counted}{power}"
 
 
 def _plain(word: str) -> bool:
-    return plain(word.strip(_MARK), marked=word.startswith(_MARK))
+    return is_neutral(word.strip(_MARK), marked=word.startswith(_MARK))

@@ -1,20 +1,27 @@
-r"""The answer of a reply that marks none: what it says that the answer is, or the one number or formula of its last
-sentence, with its unit.
+r"""Answers without a mark: `the answer is …`, or the last sentence's only number or formula.
 
 Math-Verify by itself takes the last number or formula of a text, wherever it stands: of 493 replies of a small model to
-MATH-500 that were no answers at all, five were right that way. To reward those is to teach that any number will do.
+MATH-500 without any answer, five were right that way. Rewards for those teach a model to write any number.
 """
 
 from __future__ import annotations
 
 import re
 
-from retcon.tasks.graders.quantities import EACH, ENDS, LETTERS, RAISABLE, changes_a_number, in_meridiem, measures
+from retcon.tasks.graders.quantities import (
+    EACH,
+    ENDS,
+    LETTERS,
+    RAISABLE,
+    changes_number,
+    parse_measures,
+    shorten_meridiem,
+)
 from retcon.tasks.graders.symbols import BOLD, FORMULA
-from retcon.tasks.graders.text import SPECIAL, aloud
+from retcon.tasks.graders.text import SPECIAL, strip_thinking
 
-READ = 4000  # characters of a reply's end that are looked at
-_SAID = re.compile(
+READ = 4000  # characters of a reply's end that are read
+_ANSWER_IS = re.compile(
     r"(?<!check our )(?<!check the )(?<!verify our )(?<!verify the )\banswers?\b"
     r"[^\n.:=]{0,60}?(?:\b(?:is|are)\b(?: ?:)?|[:=])[*\s]*",
     re.IGNORECASE,
@@ -51,13 +58,13 @@ _NAME = re.compile(r"[^\W\d_]+(?:[ '’-][^\W\d_]+){0,3}")
 _DISPLAYS = (("\\[", "\\]"), ("$$", "$$"))
 
 
-def stated(reply: str) -> str | None:
-    """The answer, without what marks it as a formula; None where the reply states none, or several."""
-    text = SPECIAL.sub(" ", aloud(reply[-READ:])).rstrip()
-    text = in_meridiem(_TAG.sub(" ", text).replace("−", "-"))
+def find_stated(reply: str) -> str | None:
+    """Find a stated answer, without formula marks; None for none or several."""
+    text = SPECIAL.sub(" ", strip_thinking(reply[-READ:])).rstrip()
+    text = shorten_meridiem(_TAG.sub(" ", text).replace("−", "-"))
     words = None
-    for said in list(_SAID.finditer(text))[-1:]:
-        line = text[said.end() :].lstrip().partition("\n")[0]
+    for match in list(_ANSWER_IS.finditer(text))[-1:]:
+        line = text[match.end() :].lstrip().partition("\n")[0]
         found = _first(line)
         if found is not None:
             return found
@@ -66,13 +73,13 @@ def stated(reply: str) -> str | None:
 
 
 def _name(line: str) -> str | None:
-    """An answer that is a few words: `The answer is New York.`"""
+    """Return an answer of a few words: `The answer is New York.`"""
     name = _CLAUSE.split(line)[0].strip(". " + _AROUND)
     return rf"\text{{{name}}}" if _NAME.fullmatch(name) else None
 
 
 def _first(line: str) -> str | None:
-    """What a text says first that comes right after `the answer is`, or has alone."""
+    """Return the answer at the beginning of the text after `the answer is`, or its only one."""
     line = BOLD.sub(r"\1", line).strip(_AROUND)
     formula = FORMULA.match(line)
     if formula is not None:
@@ -98,35 +105,35 @@ def _only(line: str) -> str | None:
     if formulas:
         rest = FORMULA.sub(" ", line)
         before = line[: formulas[0].start()]
-        if len(formulas) > 1 or _numbers(rest) or changes_a_number(before):
+        if len(formulas) > 1 or _numbers(rest) or changes_number(before):
             return None
         return _formulas(line, formulas[0])
     _, so, follows = line.rpartition(" so ")
     if so and _numbers(follows):
         return _clause(follows)
-    said = _REASON.split(line)[0]
-    return _clause(said if len(_numbers(said)) == 1 or "=" in said else line)
+    claim = _REASON.split(line)[0]
+    return _clause(claim if len(_numbers(claim)) == 1 or "=" in claim else line)
 
 
 def _clause(line: str) -> str | None:
-    """What stands behind the last `=`, or else the one number, with its unit."""
+    """Return the text after the last `=`, or the only number, with its unit."""
     _, equals, line = line.rpartition("=")
     line = line.lstrip()
     numbers = _numbers(line)
-    if not numbers or changes_a_number(line[: numbers[0].start()]):
+    if not numbers or changes_number(line[: numbers[0].start()]):
         return None
     several = line[numbers[0].start() :]
-    if len(numbers) > 1 and measures(several) is not None:
+    if len(numbers) > 1 and parse_measures(several) is not None:
         return several
     return _number(line, numbers[0]) if len(numbers) == 1 or (equals and numbers[0].start() == 0) else None
 
 
 def _number(text: str, found: re.Match[str]) -> str | None:
-    """A number with its unit; None where it is part of a calculation, or of what may be another number."""
+    """Return a number with its unit; None inside a calculation or an ambiguous number."""
     scale = _SCALE.match(text, found.end())
     end = found.end() if scale is None else scale.end()
     number, rest = text[found.start() : end].strip(), text[end:]
-    if measures(text[found.start() :]) is not None:
+    if parse_measures(text[found.start() :]) is not None:
         return text[found.start() :]
     if _OPERATOR.match(rest) or _JOINED.match(rest):
         return None
@@ -137,19 +144,19 @@ def _number(text: str, found: re.Match[str]) -> str | None:
     return _counted(number, unit, after)
 
 
-def _counted(said: str, unit: str, after: str) -> str | None:
-    """A number or formula with its unit; None where it is a factor (`5 times as many`) or part of a calculation."""
+def _counted(value: str, unit: str, after: str) -> str | None:
+    """Return a number or formula with its unit; None for a factor (`5 times as many`) or inside a calculation."""
     if _MORE.match(after):
         return None
     if _FACTOR.match(unit) and (_AS_MANY.match(after) or not unit.endswith("times")):
         return None
     if _RAISED.fullmatch(unit):
-        return f"{said} {unit}"
-    return rf"{said} \text{{{unit}}}" if unit else said or None
+        return f"{value} {unit}"
+    return rf"{value} \text{{{unit}}}" if unit else value or None
 
 
 def _unit(rest: str) -> tuple[str, str]:
-    """The words of a text up to the first that ends a unit, and what follows."""
+    """Split a text before the first word that ends a unit."""
     at = 0
     while (word := _REST.match(rest, at)) is not None and not ENDS.fullmatch(word[1].casefold()):
         at = word.end()
@@ -157,20 +164,20 @@ def _unit(rest: str) -> tuple[str, str]:
 
 
 def _formulas(line: str, found: re.Match[str]) -> str | None:
-    """A formula with its unit, or several: `$2$ and $3$`."""
-    said, at = [_inside(found)], found.end()
+    """Return a formula with its unit, or several: `$2$ and $3$`."""
+    formulas, at = [_inside(found)], found.end()
     while (joins := _FOLLOWS.match(line, at)) is not None and (more := FORMULA.match(line, joins.end())) is not None:
-        said.append(_inside(more))
+        formulas.append(_inside(more))
         at = more.end()
     rest = line[at:]
     if _OPERATOR.match(rest):
         return None
     unit, after = _unit(rest)
-    return None if _JOINED.match(after) else _counted(", ".join(said), unit, after)
+    return None if _JOINED.match(after) else _counted(", ".join(formulas), unit, after)
 
 
 def _displayed(text: str) -> str | None:
-    """A formula set apart at the end, over several lines."""
+    """Return a displayed formula at the end."""
     text = text.rstrip(". \n")
     for opens, closes in _DISPLAYS:
         if text.endswith(closes):
@@ -180,7 +187,7 @@ def _displayed(text: str) -> str | None:
 
 
 def _is_formula(line: str) -> bool:
-    """Whether a line has no word, something to read, and no more than one formula that is marked."""
+    """Return whether a line has no words, but letters or digits, and at most one marked formula."""
     plain = FORMULA.sub(" ", line)
     plain = _COMMAND.sub(" ", _TERM.sub(" ", plain) if "^" in plain else plain)
     words = {word.lower() for word in _WORD.findall(plain)}

@@ -1,5 +1,7 @@
-r"""The LaTeX of an answer, the right one's and a reply's alike: what people type for it (`√2`, `½`, `x²`, `x**2`,
-`sqrt(2)`), and what Math-Verify misreads (`\frac\pi2`, `20{,}000\pi`, `\langle 1, 2 \rangle`, `9:24`, `\ldots`).
+r"""Conversion of answers to LaTeX that Math-Verify reads.
+
+It covers typed symbols (`√2`, `½`, `x²`, `x**2`, `sqrt(2)`), and LaTeX that Math-Verify misreads (`\frac\pi2`,
+`20{,}000\pi`, `\langle 1, 2 \rangle`, `9:24`, `\ldots`).
 """
 
 from __future__ import annotations
@@ -7,9 +9,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 
-MOST_DEEP = 40  # brackets within brackets that are looked into
+MOST_DEEP = 40  # nested brackets that are read
 _POWERS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"
 _POWER = re.compile(f"[{_POWERS}]+")
 _PLAIN = str.maketrans(_POWERS, "0123456789+-")
@@ -27,7 +29,7 @@ FORMULA = re.compile(
     r"|(?<!\\)\\\[((?:\\[^\[\]]|[^\\])++)\\\]",
     re.DOTALL,
 )
-"""A formula between its marks; `$5 and $6` is none, as for pandoc: the `$` that ends one follows no space."""
+"""A formula between its marks; not `$5 and $6`, as in pandoc: a closing `$` cannot follow a space."""
 BOLD = re.compile(r"(?<![\w)\]}*])\*\*(?=[^\s*])([^*\n]+)\*\*(?![\w(*])")
 
 _MARKS = re.compile(
@@ -56,7 +58,7 @@ _NEXT = re.compile(f"{_ARGUMENTS.pattern}|(?P<raised>{_RAISED.pattern})")
 _IMAGINARY = re.compile(r"\\text\{\s*i\s*\}")
 _EMPTY = re.compile(r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}|∅")
 _TRIGONOMETRIC = r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])"
-_ANGLE = re.compile(  # what a function is taken of, as far as it goes without or within brackets
+_ANGLE = re.compile(  # a function's argument, up to the end of its term or brackets
     rf"{_TRIGONOMETRIC}\s*(?:\^\s*(?:\{{[^{{}}]*\}}|\d)\s*)?"
     rf"(?:\([^()]*\)|\{{[^{{}}]*\}}|-?(?:(?!{_TRIGONOMETRIC})[^-+=<>,()\[\]&])*)"
 )
@@ -65,9 +67,9 @@ _CLOSES = {"{": "}", "(": ")"}
 _BRACKET = re.compile(r"[{}()]")
 
 
-def in_latex(text: str) -> str:
-    """The same text, without formulas' marks and what is only spacing or size."""
-    text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((boxed(text) or text).strip())))
+def to_latex(text: str) -> str:
+    """Convert a text to LaTeX without formula marks, spacing and sizes."""
+    text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((find_boxed(text) or text).strip())))
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
     text = _IMAGINARY.sub("i", _EMPTY.sub(r"\\emptyset ", _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))))
@@ -79,18 +81,18 @@ def in_latex(text: str) -> str:
     return _braced(text, MOST_DEEP) if "\\" in text or "**" in text or "sqrt" in text else text
 
 
-def lists(text: str) -> bool:
-    """Whether it has numbers of three digits with a comma and a space before them: `98, 118`, no thousands."""
+def has_list(text: str) -> bool:
+    """Return whether comma and space precede three digits: `98, 118`, not thousands."""
     return _LIST.search(text) is not None
 
 
-def listed(text: str) -> str:
-    """Each comma with a space: none parts thousands."""
+def space_commas(text: str) -> str:
+    """Put a space after each comma, so that none groups thousands."""
     return re.sub(r",\s*", ", ", text)
 
 
-def ungrouped(text: str) -> str:
-    """Without the commas that part thousands, of numbers that stand in no list or interval."""
+def ungroup(text: str) -> str:
+    """Remove commas that group thousands, outside lists and intervals."""
     within = 0
 
     def one(found: re.Match[str]) -> str:
@@ -104,8 +106,8 @@ def ungrouped(text: str) -> str:
     return _THOUSANDS.sub(one, text)
 
 
-def pointed(text: str) -> str:
-    """With a point for its one comma, where that stands in a number and not in brackets: `3,5`, `1.234,5`."""
+def use_decimal_point(text: str) -> str:
+    """Replace a number's only comma, outside brackets, by a point: `3,5`, `1.234,5`."""
     before, _, after = text.partition(",")
     opened, closed = (sum(map(before.count, signs)) for signs in ("([{", ")]}"))
     if opened != closed or "," in after:
@@ -113,19 +115,19 @@ def pointed(text: str) -> str:
     return _DECIMAL_COMMA.sub(lambda found: f"{found[1].replace('.', '')}.{found[2]}", text)
 
 
-def in_ratio(text: str, other: str) -> str:
-    r"""A text in LaTeX that is a time of day (`1:20`) as a ratio, where `other` is a fraction, or a ratio alone."""
+def to_ratio(text: str, other: str) -> str:
+    r"""Turn a time (`1:20`) into a ratio if `other` is one. text: LaTeX; other: may be a fraction."""
     found = _CLOCK_ALONE.fullmatch(text)
     return rf"\frac{{{found[1]}}}{{{found[2]}}}" if found is not None and _RATIO.fullmatch(other) else text
 
 
 def _joined(found: re.Match[str]) -> str:
-    """A number whose thousands are parted by spaces."""
+    """Join a number whose thousands are divided by spaces."""
     return found[0].replace(" ", "")
 
 
 def _clock(found: re.Match[str]) -> str:
-    """A time of day or a duration as a word: it is no ratio."""
+    """Write a time of day or a duration as a word, as it is not a ratio."""
     return rf"\text{{clock {' '.join(part for part in found.groups() if part)}}}"
 
 
@@ -148,7 +150,7 @@ def _fraction(found: re.Match[str]) -> str:
 
 
 def _braced(text: str, deep: int) -> str:
-    r"""Each argument of a fraction, root or power in braces: `\frac\pi2`, `\sqrt6`, `x**10`, `x^(n+1)`, `sqrt(2)`."""
+    r"""Put arguments of fractions, roots and powers in braces: `\frac\pi2`, `\sqrt6`, `x**10`, `x^(n+1)`, `sqrt(2)`."""
     parts, at, closed = list[str](), 0, _closed(text)
     while deep and (found := _NEXT.search(text, at)) is not None:
         parts.append(text[at : found.start()])
@@ -161,14 +163,14 @@ def _braced(text: str, deep: int) -> str:
                 parts.append(name if raised else found[0])
                 break
             arguments.append(argument)
-        else:  # looked into only here: with what is looked into twice, each level would double the time
+        else:  # recursion only here: a second one would double the time at each level
             parts.append(name + "".join(f"{{{_braced(argument, deep - 1)}}}" for argument in arguments))
             at = end
     return "".join((*parts, text[at:]))
 
 
 def _closed(text: str) -> dict[int, int]:
-    """Where each brace and bracket that is closed is: from its place to that of the one that closes it."""
+    """Map the position of each closed brace and bracket to that of its closing one."""
     ends, opened = dict[int, int](), {closes: list[int]() for closes in _CLOSES.values()}
     for found in _BRACKET.finditer(text):
         if found[0] in _CLOSES:
@@ -179,7 +181,7 @@ def _closed(text: str) -> dict[int, int]:
 
 
 def _argument(text: str, at: int, atom: re.Pattern[str], closed: dict[int, int]) -> tuple[str | None, int]:
-    """What stands from `at` on, without its braces or brackets, and where it ends; None where nothing does."""
+    """Return the argument at `at`, without its braces or brackets, or None, and its end."""
     while text[at : at + 1].isspace():
         at += 1
     if at in closed:

@@ -1,4 +1,4 @@
-r"""Grading by the text of the answer alone: what a reply's answer is, and whether it is the same text or letter.
+r"""Extraction and comparison of answers as texts, letters and plain numbers.
 
 Pure functions, a fraction of a millisecond each.
 """
@@ -12,9 +12,9 @@ from fractions import Fraction
 from functools import partial
 from itertools import chain
 
-# The letter of an option, in a marked answer (`B. Vitamin C`) and in a reply that marks none (`B is correct.`).
+# The letter of an option, in a marked answer (`B. Vitamin C`) and in a reply without marks (`B is correct.`).
 #
-# Pure functions of text without markup. A reply that names several letters as its choice has none.
+# Pure functions of text without markup. A reply that chooses several letters has no letter.
 
 _OPTION = r"(?:(?i:option|choice|answer|letter)\s+)?"
 _ANNOUNCED = r"(?:(?i:(?:final\s+|correct\s+)?answer)\s?:\s*)?"  # as in `#### Answer: B`
@@ -32,9 +32,9 @@ _LETTER = _OPTION + (
     r"(?!\s+(?!(?:because|since|as|and|or|but|which|that|with|when|for|due|given|so|while|although|not|rather|based"
     r"|from|on|if|in|by)\b)[a-z]))"
 )
-"""An option in parentheses, or a capital that is none of a word or formula (`A man`, `B-cells`, `C++`, `B = 5`)."""
+"""An option in parentheses, or a capital outside words and formulas (`A man`, `B-cells`, `C++`, `B = 5`)."""
 _BE = r"(?:is|(?:would|should|must|has\s+to|will)\s+be)"
-_SAID = re.compile(
+_ANNOUNCEMENT = re.compile(
     r"(?i:\b(?:answer|(?:correct|right|best|final|my|closest|most\s+\w+)"
     r"\s+(?:option|choice|response|letter|statement|match|pick))\b"
     r"(?:\s+(?:to|here|that|among|of|for|from)\b[^.,:;?!\n]{0,60}?)?"
@@ -47,7 +47,7 @@ _SAID = re.compile(
     r"|\blet(?:['’]s|\s+us)\s+(?:choose|pick|select|go\s+with)\b)"
     rf"[^A-Za-z0-9(]{{0,8}}{_LETTER}"
 )
-"""That a reply announces its choice; `Answer A is wrong` and `the answer A` announce none."""
+"""A reply announces its choice; `Answer A is wrong` and `the answer A` do not."""
 _ENDS = r"(?=[\s.)*\]]*(?:\n|\Z)|\.\s)"
 _SO = re.compile(
     rf"(?i:\banswer\s+{_BE}\s+(?!not\b|n?either\b)(?:[^.?!;\n(]|\.(?=\d)){{1,80}}?"
@@ -56,17 +56,17 @@ _SO = re.compile(
     rf"|(?i:\b(?:so|thus|therefore|hence)),?\s+{_LETTER}(?=[\s.)*]*\Z)"
     rf"|\A{_LETTER}(?=,?\s+(?:because|since)\b)"
 )
-"""So it does by these words, if its sentence ends with the letter or the reply begins with it."""
+"""Words that announce a choice if their sentence ends with the letter or the reply begins with it."""
 _DOUBT = re.compile(
     r"\b(?:if|whether|unless|suppos\w+|assum\w+|imagin\w+|(?<!no\s)doubt|unclear|unsure|unlikely|no\s+way|nobody|not|might"
     r"|may|maybe|perhaps|possibly|could|(?<!I\s)would\s+(?:say|think)|(?<!would\s)(?<!I['’]d\s)says?|said|claims?|argues?"
     r"|initially|first)\b|n['’]t\b",
     re.IGNORECASE,
 )
-"""That what its clause then announces is not the reply's own choice."""
+"""Words that make a clause's announcement not the reply's own choice."""
 _CLAUSE = re.compile(r"[.,:;?!\n]|\b(?:but|so|thus|hence|therefore|then)\b", re.IGNORECASE)
 _OPEN = re.compile(r"[\s*)]{0,4}(?:\?|(?:only\s+)?if\b)")
-"""So it is where this follows the letter."""
+"""Text after the letter that has the same effect."""
 _OR_ANOTHER = re.compile(
     r"[\s*$)]{0,4}(?:,?\s?\bor\b(?:\s(?:perhaps|maybe|possibly)\b)?"
     r"|(?:and\b|[,;/&])(?=[\s*$(]{0,6}[A-Z][\s*$)]{0,4}(?:[.,;!?]|or\b|and\b|together\b|\Z)))[\s*$(]{0,6}"
@@ -82,12 +82,12 @@ _CLAIMED = re.compile(
     r"|\b(?:I|we) (?:think|believe|conclude)(?: that)?),?[\s*]*\Z",
     re.IGNORECASE,
 )
-"""What may stand before an option of which a reply says that it is right: no doubt, and no noun."""
+"""Text allowed before an option that a reply calls right: no doubt, and no noun."""
 _ANOTHER = re.compile(r"\b(?:go with|choose|chose|pick)\s+\(?([A-J])\b|(?<![A-Za-z])([A-J])\)?,? (?:also|too|works)\b")
 _WEIGHED = re.compile(
     r"[.!?]\s+\S|\A(?:let|wait|is|was|this\s+(?:option|choice|answer|statement|one))\b", re.IGNORECASE
 )
-"""In what follows a label: that it is looked at, not chosen."""
+"""Text after a label that weighs the option instead of choosing it."""
 _RETRACTS = re.compile(
     r"\b(?:wait|actually|however|incorrect|wrong|sorry|instead)\b|\bno,|\bnot\s+(?:right|correct)", re.IGNORECASE
 )
@@ -95,9 +95,9 @@ _BEGINS = re.compile(r"(?:\([A-J]\)[.:]?|[A-J](?:\.|\s?\)))[\s*]+\S")
 _OTHER = re.compile(r"(?<![A-Za-z0-9'’])(?:[B-HJ](?![A-Za-z0-9'’])|[AI](?=[.):]))")
 
 
-def labelled(text: str) -> str | None:
-    """The letter that `text` is (`B`, `(b)`) or begins with as a label (`B. 12`, `(B) 12`), in upper case; None where
-    it is none, or names another option as well (`B. 12 or C`, `(B) 12, (C) 13`)."""
+def read_label(text: str) -> str | None:
+    """Read a letter (`B`, `(b)`) or a label (`B. 12`, `(B) 12`), in upper case. None for other texts, and for several
+    options (`B. 12 or C`, `(B) 12, (C) 13`)."""
     alone = _alone(text)
     if alone is not None or (label := _LABEL.fullmatch(text)) is None:
         return alone
@@ -106,15 +106,15 @@ def labelled(text: str) -> str | None:
     return first if named <= {first} else None
 
 
-def said_letter(text: str) -> str | None:
-    """The letter that a reply chooses, in upper case: the last one that it announces without doubt (`the answer is B`),
-    else that of which it says that it is right (`B is correct`), else that which it is or begins with (`B. Paris`).
-    None where it chooses none or several."""
+def find_choice(text: str) -> str | None:
+    """Find the letter that a reply chooses, in upper case; None for none or several. It is the last one announced
+    without doubt (`the answer is B`), else one called right (`B is correct`), else the reply itself or its label
+    (`B. Paris`)."""
     alone = _alone(text)
     if alone is not None:
         return alone
     right = list(_IS_RIGHT.finditer(text))
-    rest = _IS_RIGHT.sub(r"\1\2 ", text)  # "B is the correct answer. A is not" does not say A
+    rest = _IS_RIGHT.sub(r"\1\2 ", text)  # "B is the correct answer. A is not" does not choose A
     last = next(filter(partial(_meant, rest), reversed(_announced(rest))), None)
     if last is not None:
         return _letter(last) if _OR_ANOTHER.match(rest, last.end()) is None else None
@@ -122,22 +122,22 @@ def said_letter(text: str) -> str | None:
 
 
 def _announced(text: str) -> list[re.Match[str]]:
-    return sorted([*_SAID.finditer(text), *_SO.finditer(text)], key=lambda said: said.end())
+    return sorted([*_ANNOUNCEMENT.finditer(text), *_SO.finditer(text)], key=lambda found: found.end())
 
 
-def _meant(text: str, said: re.Match[str]) -> bool:
-    """Whether it is no question, and its clause has no doubt."""
-    before = _CLAUSE.split(text[max(said.start() - 100, 0) : said.start()])[-1]
-    return _DOUBT.search(before) is None and _OPEN.match(text, said.end()) is None
+def _meant(text: str, found: re.Match[str]) -> bool:
+    """Return whether an announcement is not a question, and its clause has no doubt."""
+    before = _CLAUSE.split(text[max(found.start() - 100, 0) : found.start()])[-1]
+    return _DOUBT.search(before) is None and _OPEN.match(text, found.end()) is None
 
 
-def _letter(said: re.Match[str]) -> str:
-    return str(next(filter(None, said.groups()))).upper()
+def _letter(found: re.Match[str]) -> str:
+    return str(next(filter(None, found.groups()))).upper()
 
 
 def _begun(text: str) -> str | None:
-    """The letter that a reply begins with, alone or with the option's text: in its only line or, where what follows
-    speaks of no other option and takes nothing back, its first paragraph."""
+    """Find the letter, alone or a label, in a reply's only line, or in its first paragraph if the rest names no other
+    option and retracts nothing."""
     first, _, after = text.partition("\n")
     alone = _alone(first.strip("* "))
     if after and (not after.startswith("\n") or _OTHER.search(after) or _RETRACTS.search(after)):
@@ -145,11 +145,11 @@ def _begun(text: str) -> str | None:
     if alone is not None:
         return alone
     label = _LABEL.fullmatch(first.strip("* ")) if _BEGINS.match(first) else None
-    return labelled(first.strip("* ")) if label is not None and not _WEIGHED.search(label[3]) else None
+    return read_label(first.strip("* ")) if label is not None and not _WEIGHED.search(label[3]) else None
 
 
 def _claimed(text: str, right: Sequence[re.Match[str]]) -> str | None:
-    """The letter of which a reply says itself that it is right, of no other one, and then chooses no other one."""
+    """Find the only letter that a reply itself calls right, unless it then chooses another one."""
     letters = {found[1] or found[2] for found in right}
     others = {one[1] or one[2] for one in _ANOTHER.finditer(text, right[0].end())}
     claims = any(_CLAIMED.search(text, max(found.start() - 40, 0), found.start()) for found in right)
@@ -165,9 +165,9 @@ BOX = r"\boxed{"
 _BRACE = re.compile(r"[{}]")
 
 
-def boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{…}` of `text`, None where there is none. In one pass: a model may write
-    thousands that are never closed."""
+def find_boxed(text: str) -> str | None:
+    r"""Return the content of the last complete `\boxed{…}`, or None. In one pass: a model may write thousands that are
+    never closed."""
     begin, end = 0, 0
     opened: list[int] = []
     for brace in _BRACE.finditer(text, max(text.find(BOX), 0)):
@@ -201,63 +201,63 @@ _HEADING = re.compile(r"[^\w$\\]*(?:\d+[.):]\s[^\w$\\]*)?[^\W\d_]{2,}(?![\w(^/*=
 _ANNOUNCES = re.compile(r"\W*(?:the\s+)?(?:final\s+)?answer\W*", re.IGNORECASE)
 _THOUGHT = re.compile(r"</think>|\[/THINK\]|<\|message\|>")
 SPECIAL = re.compile(r"<\|[^|<>]*\|>|</?s>|<(?:eos|end_of_turn)>|\[/?EOS\]")
-"""Tokens with which models begin and end what they say."""
+"""Special tokens at the beginning and end of messages."""
 
 
 def final_answer(reply: str) -> str | None:
-    r"""What a reply answers: what it marks (see `marked`), else the content of its last `<answer>…</answer>`; None
-    without either. What it thought counts only if it says nothing then."""
-    found = marked(reply)
-    return _tagged(heard(reply)) if found is None else found
+    r"""Return the answer that a reply marks, or None. The mark is that of `find_marked`, else the last
+    `<answer>…</answer>`. Thinking counts only if nothing follows it."""
+    found = find_marked(reply)
+    return _tagged(visible_reply(reply)) if found is None else found
 
 
-def marked(reply: str) -> str | None:
-    r"""The content of the last `\boxed{…}`, else what the last `####` that is no heading stands before; None without
-    either. A heading begins with a word, and is not the last line. A `####` outside of `<answer>…</answer>` is none."""
-    reply = heard(reply)
-    found = boxed(reply)
+def find_marked(reply: str) -> str | None:
+    r"""Return the last `\boxed{…}`, or the text after the last `####`. None without either. A `####` may not be a
+    heading, which begins with a word, and is not the last line; nor may it be outside of an `<answer>…</answer>`."""
+    reply = visible_reply(reply)
+    found = find_boxed(reply)
     if found is not None:
         return found
     reply = _tagged(reply) or reply
     after: list[str] = []
     for line in reversed(reply.split("\n")) if MARK in reply else ():
-        before, mark, said = (part.strip() for part in line.rpartition(MARK))
-        if mark and said:
-            if not after or before.strip("#") or not _HEADING.match(said):
-                return said
-            if len(after) == 1 and _ANNOUNCES.fullmatch(said):
+        before, mark, answer = (part.strip() for part in line.rpartition(MARK))
+        if mark and answer:
+            if not after or before.strip("#") or not _HEADING.match(answer):
+                return answer
+            if len(after) == 1 and _ANNOUNCES.fullmatch(answer):
                 return after[0]
         if len(after) < 2 and line.strip():
             after.append(line.strip())
     return None
 
 
-def aloud(reply: str) -> str:
-    """What a reply says once it has done thinking, as Qwen3, Mistral and gpt-oss mark it: in its last
-    `<answer>…</answer>` if it has one."""
-    said = _THOUGHT.split(reply)[-1]
-    return _tagged(said) or said
+def strip_thinking(reply: str) -> str:
+    """Return a reply without thinking, or its last `<answer>…</answer>`. Marks of Qwen3, Mistral and gpt-oss end
+    thinking."""
+    rest = _THOUGHT.split(reply)[-1]
+    return _tagged(rest) or rest
 
 
-def heard(reply: str, programs: Iterable[tuple[int, int]] = ()) -> str:
-    """What a reply says once it has done thinking; all of it where that is nothing. programs: [start, end) of those in
-    it, in their order: what stands in one ends no thought."""
+def visible_reply(reply: str, programs: Iterable[tuple[int, int]] = ()) -> str:
+    """Return a reply without its thinking, if anything follows that. programs: [start, end) of programs in it,
+    in order: marks inside them do not end thinking."""
     edges = [0, *chain.from_iterable(programs), len(reply)]
     outside = zip(edges[::2], edges[1::2], strict=True)
     ends = [mark.end() for start, end in outside for mark in _THOUGHT.finditer(reply, start, end)]
-    said = reply[ends[-1] :] if ends else reply
-    return said if SPECIAL.sub("", said).strip() else reply
+    rest = reply[ends[-1] :] if ends else reply
+    return rest if SPECIAL.sub("", rest).strip() else reply
 
 
 def _tagged(reply: str) -> str | None:
-    """The content of the last `<answer>…</answer>`; None where there is none, or nothing in it."""
+    """Return the content of the last `<answer>…</answer>`; None if missing or empty."""
     before, _, _ = reply.rpartition("</answer>")
     _, opened, inside = before.rpartition("<answer>")
     return inside.strip() or None if opened else None
 
 
-def integer(text: str) -> int | None:
-    """The integer that `text` is, as people and LaTeX write it (`1,234`, `$-5$`, `7.`); None where it is none."""
+def parse_integer(text: str) -> int | None:
+    """Parse an integer of people or LaTeX (`1,234`, `$-5$`, `7.`), else None."""
     text = (
         text.strip().removeprefix("$").removesuffix("$").replace(r"\!", "").replace(r"\,", "").strip().removesuffix(".")
     )
@@ -268,10 +268,10 @@ def integer(text: str) -> int | None:
     return int(text) if _INTEGER.fullmatch(text) else None
 
 
-def rational(text: str) -> Fraction | None:
-    r"""The number that `text` is: an integer, a decimal (`.5`, `1.2e-5`, `0.\overline{3}`) or a
-    fraction (`3/4`, `\frac{3}{4}`, `1 3/4`); None where it is none."""
-    whole = integer(text)
+def parse_rational(text: str) -> Fraction | None:
+    r"""Parse an integer, decimal or fraction, else None: `.5`, `1.2e-5`, `0.\overline{3}`; `3/4`, `\frac{3}{4}`,
+    `1 3/4`."""
+    whole = parse_integer(text)
     if whole is not None:
         return Fraction(whole)
     text = text.strip().strip("$").strip()
@@ -284,7 +284,7 @@ def rational(text: str) -> Fraction | None:
         tail = Fraction(int(again), 10 ** len(again) - 1)
         return Fraction(int(sign + "1") * (int(before + after) + tail), 10 ** len(after))
     if (found := _MIXED.fullmatch(text)) is not None:
-        part = rational(found[3] or found[4])
+        part = parse_rational(found[3] or found[4])
         return int(found[1] + "1") * (int(found[2]) + part) if part is not None and part < 1 else None
     found = _FRACTION.fullmatch(text) or _RATIO.fullmatch(text)
     if found is None:
@@ -293,68 +293,68 @@ def rational(text: str) -> Fraction | None:
     return Fraction(int(sign + above), int(below)) if int(below) else None
 
 
-def same_code(answer: str, said: str) -> bool | None:
-    """Compare dates, telephone numbers, addresses, versions and hexadecimal numbers as written, not as mathematics.
+def same_code(answer: str, other: str) -> bool | None:
+    """Compare dates, telephone numbers, versions and similar codes as written.
 
     As formulas, `2024-05-01` is 2018 and `0x2F` is 0. None where neither text is such a code.
     """
-    texts = [unset(text).removesuffix(".").casefold() for text in (answer, said)]
+    texts = [strip_markup(text).removesuffix(".").casefold() for text in (answer, other)]
     if not any(map(_CODE.fullmatch, texts)):
         return None
     ours, theirs = (_LEADING_ZEROS.sub(r"\1", text) for text in texts)
     return ours == theirs
 
 
-def in_decimals(text: str) -> str:
-    """The same, where it is a number with an exponent (`1e-7`) written out: as a formula, the `e` would be Euler's."""
+def expand_exponent(text: str) -> str:
+    """Write a number with an exponent (`1e-7`) in decimals. In a formula, `e` would be Euler's number."""
     alone = text.strip().strip("$").strip()
     return f"{Decimal(alone):f}" if _EXPONENT.fullmatch(alone) else text
 
 
 def same_text(answer: str, reply: str) -> bool:
-    """Whether the reply's answer (where it marks none, all that it says aloud) is `answer`, but for case and white
-    space."""
-    said = final_answer(reply)
-    return folded(aloud(reply) if said is None else said) == folded(answer)
+    """Compare the reply's answer with `answer`, ignoring case and white space. Without a mark, all after its thinking
+    is the answer."""
+    found = final_answer(reply)
+    return normalize(strip_thinking(reply) if found is None else found) == normalize(answer)
 
 
 def same_choice(answer: str, reply: str) -> bool:
-    r"""Whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), where the option's text may
-    follow (`\boxed{(B) 12}`), said (`the answer is B`, `B is correct`), or first (`B. Paris`) or alone.
-    Raises ValueError where `answer` is no letter."""
-    return chosen_letter(reply) == letter(answer)
+    r"""Return whether the reply chooses the letter `answer`: marked (`\boxed{B}`, `#### (B)`), maybe with the option's
+    text (`\boxed{(B) 12}`), announced (`the answer is B`, `B is correct`), or first (`B. Paris`) or alone. Raises
+    ValueError where `answer` is not a letter."""
+    return chosen_letter(reply) == answer_letter(answer)
 
 
-def letter(answer: str) -> str:
-    """The letter that an answer is, in upper case. Raises ValueError where it is none."""
-    found = lettered(answer)
+def answer_letter(answer: str) -> str:
+    """Return the letter of an answer, in upper case. Raises ValueError for other texts."""
+    found = read_letter(answer)
     if found is None:
         raise ValueError(f"answer {answer!r:.80} is not a letter: multiple choice is graded by one, such as B or (B)")
     return found
 
 
-def lettered(text: str) -> str | None:
-    r"""The letter that `text` is (`B`, `\textbf{(B)}`) or begins with as a label (`B. 12`, `(B) 12`), in upper case;
-    None where it is none, or names another one as well."""
-    return labelled(unset(text))
+def read_letter(text: str) -> str | None:
+    r"""Read a letter (`B`, `\textbf{(B)}`) or a label (`B. 12`, `(B) 12`), in upper case. None for other texts, and for
+    several letters."""
+    return read_label(strip_markup(text))
 
 
 def chosen_letter(reply: str) -> str | None:
-    """The letter that a reply chooses (see `same_choice`), in upper case; None where it chooses none, or several."""
-    said = marked(reply)
-    if said is not None:
-        return lettered(said)
-    heard = unset(aloud(reply))
+    """Return the letter that a reply chooses, in upper case; None for none or several (`same_choice`)."""
+    marked = find_marked(reply)
+    if marked is not None:
+        return read_letter(marked)
+    text = strip_markup(strip_thinking(reply))
     tagged = _tagged(_THOUGHT.split(reply)[-1]) is not None
-    return said_letter(heard) or (said_letter(f"Answer: {heard}") if tagged else None)
+    return find_choice(text) or (find_choice(f"Answer: {text}") if tagged else None)
 
 
-def unset(text: str) -> str:
-    """Without what LaTeX and Markdown put around words."""
+def strip_markup(text: str) -> str:
+    """Remove LaTeX's and Markdown's markup around words."""
     text = _IN_LINE.sub(r"\1", _SPACE.sub(" ", _SET.sub(r"\1", _SET.sub(r"\1", text)))).replace("**", "")
     return text.strip().strip("$*").strip()
 
 
-def folded(text: str) -> str:
-    """Without markup around it, in lower case, with single spaces."""
-    return " ".join(unset(text).split()).casefold()
+def normalize(text: str) -> str:
+    """Remove markup, and return lower case with single spaces."""
+    return " ".join(strip_markup(text).split()).casefold()

@@ -1,1 +1,1 @@
-"""How graders are found, opened and called, and what their verdicts lead to. The graders are in `tasks/graders`."""
+"""Registry and use of graders; the graders are in `tasks/graders`."""

@@ -1,9 +1,9 @@
-"""The tests of a task, however its data set writes them.
+"""Reader of a task's tests in the notations of many data sets.
 
-Where they are, in a task's `meta` (the first that is there counts):
+Where they are, in a task's `meta` (the first that exists counts):
 
 tests                     Python that raises where an answer is wrong, a list of such pieces, or cases as below, each
-                          maybe a text of JSON; tests in it that nothing calls are called as cases (`uncalled.py`)
+                          maybe a text of JSON; tests in it that nothing calls are called as cases
 test_list                 MBPP: asserts, with `test_setup_code` and `test_imports`; MBPP+ has more of them in `test`
 test, entry_point         HumanEval: `check(candidate)`, with `prompt`, whose imports and helpers an answer may use;
                           or tests as in `tests` (BigCodeBench)
@@ -37,16 +37,16 @@ from retcon.tasks.types import Task
 # LiveCodeBench's private tests: JSON in a pickle, packed by zlib, as base64.
 #
 # A pickle can run anything when it is loaded, and these come from a data set. So it is not loaded: it is read
-# instruction by instruction, and only one that makes a single text is taken.
+# instruction by instruction, and must make a single text.
 
 MOST_BYTES = 512 << 20
-"""Unpacked; the largest of the data set are below 200 MiB."""
+"""Most unpacked bytes; the largest of the data set are below 200 MiB."""
 _HARMLESS = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 _TEXTS = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
 
 
 def unpack(packed: str) -> object:
-    """The JSON value in it. Raises ValueError for anything else."""
+    """Unpack the JSON value in packed tests. Raises ValueError for anything else."""
     try:
         squeezed = base64.b64decode(packed, validate=True)
         whole = zlib.decompressobj()
@@ -56,13 +56,13 @@ def unpack(packed: str) -> object:
     if not whole.eof:
         raise ValueError(f"packed tests are cut off, or of more than {MOST_BYTES >> 20} MiB")
     try:
-        return json.loads(text_of(data))
+        return json.loads(read_pickled_text(data))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"packed tests are not JSON: {error}") from None
 
 
-def text_of(pickled: bytes) -> str:
-    """The text that a pickle of one text holds. Raises ValueError for every other pickle, and what is none."""
+def read_pickled_text(pickled: bytes) -> str:
+    """Read the text in a pickle without loading it. Raises ValueError for all but a pickle of one text."""
     texts: list[str] = []
     try:
         for instruction, argument, _ in pickletools.genops(pickled):
@@ -77,14 +77,14 @@ def text_of(pickled: bytes) -> str:
     return texts[0]
 
 
-# Tests in Python that wait for a runner: functions and classes that nothing in the tests calls.
+# Tests in Python that need a runner: functions and classes that nothing in the tests calls.
 #
-# As they stand they pass every program. Each is called instead, as pytest and unittest would, as a case of its own.
+# Uncalled they would pass every program. Each is called as a case, as by pytest and unittest.
 
 _RUNNERS = ("unittest", "pytest")
 _RUN = ("main", "run")
 _ANYTHING = {"exec", "eval", "globals", "locals", "vars", "__main__"}
-"""By which what the answer or the tests define can be reached without its name."""
+"""Names that reach definitions of the answer or the tests indirectly."""
 _BY_PYTEST = ("setup_module", "setup_function", "setup_class", "setup_method")
 _SUITE = "__import__('unittest').TestSuite([{name}({method!r})]).debug()"
 
@@ -95,23 +95,22 @@ _DEFINES = (Defined, ast.Import, ast.ImportFrom, ast.Pass)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """checks: whether the Python does anything by which an answer can fail, but for what it only defines. calls: of
-    those definitions that are tests, what calls each."""
+    """A piece of tests in Python. checks: whether an answer can fail by it, apart from its definitions. calls: a call
+    for each of its definitions that is a test."""
 
     code: str
     checks: bool = True
     calls: Sequence[str] = ()
 
 
-def pieces_of(codes: Sequence[str]) -> list[Piece]:
-    """Pieces of Python that run one after another, those that check nothing without what would hand them to a runner.
-    What is too deep for the parser is taken to check.
+def analyse_pieces(codes: Sequence[str]) -> list[Piece]:
+    """Analyse consecutive pieces of Python; calls of a test runner are removed from those without checks. Code too
+    deep for the parser counts as checking.
 
-    Raises ValueError for what is no Python, and by its name for a test that nothing calls, and that cannot be called
-    without more ado.
+    Raises ValueError for invalid Python, and for an uncalled test that cannot simply be called, by its name.
     """
     trees = [_tree(code) for code in codes]
-    known = _Known([tree for tree in trees if tree is not None])
+    known = _Definitions([tree for tree in trees if tree is not None])
     checking = [tree is None or any(map(known.checks, tree.body)) for tree in trees]
     doing = (
         statement
@@ -128,26 +127,26 @@ def pieces_of(codes: Sequence[str]) -> list[Piece]:
         waiting = [node for node in _flat(tree.body) if isinstance(node, Defined) and id(node) not in called]
         calls = tuple(call for node in waiting if known.defined[node.name] is node for call in known.calls(node))
         without = _WithoutRunners(known)
-        plain = without.visit(tree)  # written anew only where it has to be, as Python cannot write all that it reads
+        plain = without.visit(tree)  # unparsed only where needed, as Python cannot unparse all that it parses
         found.append(Piece(ast.unparse(plain) if without.found else code, False, calls))
     return found
 
 
 def is_python(code: str) -> bool:
-    """Whether there is any, and it can be read as such."""
+    """Return whether a text is valid Python and not empty."""
     tree = parse_program(code)
     return tree is not None and bool(tree.body)
 
 
 def defines(code: str, name: str) -> bool:
-    """Whether Python binds a name at its top level. True for what is too deep for the parser. Raises ValueError for
-    what is no Python."""
+    """Return whether code binds a name at its top level. True for code too deep for the parser. Raises ValueError for
+    invalid Python."""
     tree = _tree(code)
-    return tree is None or name in _Known([tree]).bound
+    return tree is None or name in _Definitions([tree]).bound
 
 
 def _tree(code: str) -> ast.Module | None:
-    """None for what is too deep for the parser. Raises ValueError for what is no Python, which no answer passes."""
+    """Parse code; None if it is too deep for the parser. Raises ValueError for invalid Python, which fails always."""
     tree = parse_program(code)
     if tree is None:
         try:
@@ -160,9 +159,9 @@ def _tree(code: str) -> ast.Module | None:
     return tree
 
 
-class _Known:
-    """What the pieces define, the last of each name, and which names they bind. runners: names of what runs tests by
-    itself, or was made by it."""
+class _Definitions:
+    """The pieces' last definition of each name, and the names they bind. runners: names of test runners, and of what
+    they made."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self.defined: dict[str, Defined] = {}
@@ -182,7 +181,7 @@ class _Known:
                 self._runners |= _stored(statement)
 
     def checks(self, statement: ast.stmt) -> bool:
-        """Whether it can fail because of an answer, other than by not coming to its end where it assigns."""
+        """Return whether an answer can make it fail; endless assignments do not count."""
         if isinstance(statement, _DEFINES):
             return False
         there = (self.bound | _stored(statement) | {*dir(builtins), "__file__"}) - _ANYTHING
@@ -193,11 +192,11 @@ class _Known:
             return False
         assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
         if _asserts(statement) or (not assigns and not _loaded(statement) <= there):
-            return True  # the latter does something with what the answer defines
+            return True  # the latter uses definitions of the answer
         return any(self._is_test(node) or _asserts(node) for node in self.reached([statement]))
 
     def reached(self, nodes: Iterable[ast.AST]) -> Iterator[Defined]:
-        """The definitions that are named in these, and in those."""
+        """Yield the definitions that these nodes name, directly or through others."""
         names = {name for node in nodes for name in _loaded(node)}
         seen: set[str] = set()
         while names:
@@ -208,13 +207,13 @@ class _Known:
                 names |= _loaded(node) - seen
 
     def calls(self, node: Defined) -> Iterator[str]:
-        """What calls a test, once for each method of a class; nothing for what is no test."""
+        """Yield the calls of a test: one per method of a class, none for other definitions."""
         if node.name in _BY_PYTEST:
             raise ValueError(f"'{node.name}' is called by pytest alone: call it, or make it part of the tests")
         if not self._is_test(node):
             return
         if not isinstance(node, ast.ClassDef):
-            _refuse_arguments(node, node.name, 0)
+            _check_arguments(node, node.name, 0)
             yield _runner_call(node, node.name)
             return
         methods = self._methods(node)
@@ -222,7 +221,7 @@ class _Known:
             if self._is_case(node):
                 yield _SUITE.format(name=node.name, method=name)
             else:
-                _refuse_arguments(method, f"{node.name}.{name}", 1)
+                _check_arguments(method, f"{node.name}.{name}", 1)
                 yield _runner_call(method, f"{node.name}().{name}")
 
     def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
@@ -234,7 +233,7 @@ class _Known:
                 self._runners.add(name)
 
     def runs(self, node: ast.AST) -> bool:
-        """Whether it has unittest or pytest run the tests, which ends the interpreter, or says nothing."""
+        """Return whether it runs unittest or pytest, which exit or hide failures."""
         return isinstance(node, ast.Expr) and self._by_runner(node.value) and _path(node.value)[-1] in _RUN
 
     def _by_runner(self, node: ast.expr) -> bool:
@@ -252,7 +251,7 @@ class _Known:
         )
 
     def _methods(self, node: ast.ClassDef) -> dict[str, Function]:
-        """Its tests, and those of the classes here that it comes from."""
+        """Return the tests of a class and of its bases in the tests."""
         found: dict[str, Function] = {}
         for base in reversed(node.bases):
             for own in self._own(_path(base)[-1], node):
@@ -271,9 +270,9 @@ class _Known:
 
 
 class _WithoutRunners(ast.NodeTransformer):
-    """found: whether there was anything to take away."""
+    """Transformer that removes calls of test runners. found: whether there were any."""
 
-    def __init__(self, known: _Known) -> None:
+    def __init__(self, known: _Definitions) -> None:
         self._known = known
         self.found = False
 
@@ -287,7 +286,7 @@ class _WithoutRunners(ast.NodeTransformer):
 
 
 def _flat(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
-    """The statements, and in place of an `if` or `try` those in it."""
+    """Yield the statements, with those inside an `if` or `try` in its place."""
     for node in body:
         if isinstance(node, ast.If | ast.Try | ast.ExceptHandler):
             parts = (getattr(node, part, []) for part in ("body", "handlers", "orelse", "finalbody"))
@@ -297,7 +296,7 @@ def _flat(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
 
 
 def _stored(node: ast.AST) -> set[str]:
-    """The names that a statement binds."""
+    """Return the names that a statement binds."""
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
 
@@ -307,7 +306,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def _asserts(node: ast.AST) -> bool:
-    """Whether it says that something is wrong."""
+    """Return whether it asserts, raises or exits."""
     return any(
         isinstance(each, ast.Assert | ast.Raise)
         or (isinstance(each, ast.Call) and _path(each)[-1].startswith(("assert", "exit", "_exit")))
@@ -316,7 +315,7 @@ def _asserts(node: ast.AST) -> bool:
 
 
 def _path(node: ast.expr) -> list[str]:
-    """The names of `a.b(…).c`, the first one "" where it begins with none."""
+    """Return the names of `a.b(…).c`; the first is "" where it does not begin with a name."""
     found: list[str] = []
     while True:
         if isinstance(node, ast.Call):
@@ -332,8 +331,8 @@ def _runner_call(node: Function, name: str) -> str:
     return f"__import__('asyncio').run({name}())" if isinstance(node, ast.AsyncFunctionDef) else f"{name}()"
 
 
-def _refuse_arguments(node: Function, name: str, given: int) -> None:
-    """given: how many it is called with. Raises ValueError where it needs others, and no decorator may give them."""
+def _check_arguments(node: Function, name: str, given: int) -> None:
+    """Raise ValueError where a test needs more than `given` arguments, unless a decorator may supply them."""
     if any(_path(decorator)[0] != "pytest" for decorator in node.decorator_list):
         return
     wants = node.args
@@ -356,13 +355,13 @@ from math import *
 from typing import *
 from builtins import *
 """
-"""What the judges of programming contests have imported before an answer runs, and answers rely on. The builtins last,
-as math has a `pow` of its own."""
+"""Imports that judges of programming contests provide, and answers rely on. The builtins come last, as math has
+another `pow`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Python that raises where the answer is wrong. needs: what it takes to run it after none of those before it."""
+    """Python that raises where the answer is wrong. needs: the code to run before it where earlier ones did not run."""
 
     code: str
     needs: str = ""
@@ -370,8 +369,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Stdio:
-    """Text for standard input, and the text that standard output must have. exact: its decimals, too
-    (LiveCodeBench)."""
+    """Standard input and expected standard output. exact: decimals must match too (LiveCodeBench)."""
 
     stdin: str
     stdout: str
@@ -380,7 +378,7 @@ class Stdio:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Arguments of a call of `function`, and what it may return, all as JSON has it."""
+    """A call of `function` with its allowed values, all in JSON types."""
 
     function: str
     arguments: Sequence[Any]
@@ -389,7 +387,7 @@ class Call:
 
 Case = Check | Stdio | Call
 PLACES = ("tests", "test_list", "test", "public_test_cases", "private_test_cases", "input_output")
-"""Where tests may stand in a task's `meta`."""
+"""Keys of tests in a task's `meta`."""
 _LIVECODEBENCH = ("public_test_cases", "private_test_cases")
 _LISTS_TEXTS = re.compile(r"""\s*\[\s*(?:["']|\])""")
 _PRINTED = re.compile(
@@ -397,13 +395,13 @@ _PRINTED = re.compile(
 )
 _OF_PROGRAMS = ("stdin", "stdin_stdout")
 _OF_FUNCTIONS = ("functional", "function_call")
-"""Kinds of cases, as LiveCodeBench and SYNTHETIC-1 call them."""
+"""Kinds of cases in LiveCodeBench and SYNTHETIC-1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tests:
-    """before: Python that runs before the answer. body_of: the function whose body alone may be the answer, and the
-    prompt that it goes on from then, None where answers are whole programs."""
+    """The tests of a task. before: Python that runs before the answer. body_of: the function whose body alone may be
+    the answer, and its prompt; None where answers are whole programs."""
 
     cases: tuple[Case, ...]
     before: str = ""
@@ -411,7 +409,7 @@ class Tests:
 
 
 def is_tests(answer: str) -> bool:
-    """Whether an answer is cases, as a text of JSON."""
+    """Return whether an answer is cases in JSON."""
     return answer.lstrip().startswith(("{", "["))
 
 
@@ -419,7 +417,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def read_tests(task: Task) -> Tests:
-    """The tests of a task. Raises ValueError, naming the task, where there are none or they cannot be read."""
+    """Read the tests of a task. Raises ValueError, naming the task, for missing or unreadable tests."""
     try:
         found = _found(task.answer, task.meta)
     except _UNREADABLE as error:
@@ -433,13 +431,13 @@ def read_tests(task: Task) -> Tests:
 
 
 WrittenCases = tuple[str | None, Sequence[tuple[str, str]]]
-"""The function that cases call, None of those that read and print; what each gives and expects."""
+"""The function that cases call, None for programs; input and output of each."""
 
 
 def written_cases(task: Task) -> WrittenCases:
-    """Read the cases of a task as LiveCodeBench writes them.
+    """Read the cases of a task in LiveCodeBench's format.
 
-    Raises ValueError, naming the task, where it has no such cases.
+    Raises ValueError, naming the task, without such cases.
     """
     try:
         written = [case for name in _LIVECODEBENCH for case in _livecodebench(task.meta.get(name))]
@@ -451,19 +449,19 @@ def written_cases(task: Task) -> WrittenCases:
     return _function_of(task.meta), pairs
 
 
-def refuse_unreadable(answer: str, meta: Mapping[str, object]) -> None:
-    """Raises ValueError where the tests of a row cannot be read; those that are packed, which takes long, are not."""
+def check_readable(answer: str, meta: Mapping[str, object]) -> None:
+    """Raise ValueError for unreadable tests of a row; packed ones are not read, as that takes long."""
     unpacked = {name: value for name, value in meta.items() if name not in _LIVECODEBENCH or not _is_packed(value)}
     try:
         found = _found(answer, unpacked)
         if len(unpacked) == len(meta) and (found is None or not found.cases):
-            raise ValueError("there are none")
+            raise ValueError("it has no tests")
     except _UNREADABLE as error:
         raise ValueError(f"its tests cannot be read: {error!s:.300}") from None
 
 
 def _python_tests(meta: Mapping[str, object]) -> Tests | None:
-    """Those in Python, None where there are others or none. Raises ValueError where they would check nothing."""
+    """Read tests in Python; None without any. Raises ValueError where they would check nothing."""
     setup = _text(meta.get("test_setup_code"))
     if tests := _listed(meta.get("tests")):
         if isinstance(tests, str):
@@ -482,8 +480,8 @@ def _python_tests(meta: Mapping[str, object]) -> Tests | None:
 
 
 def _pieces(meta: Mapping[str, object], name: str) -> list[str]:
-    """Pieces of Python that a row lists; a text that is no list is one."""
-    found = plain(meta.get(name)) or ()
+    """Return the pieces of Python that a row lists; a text is a single one."""
+    found = parse_value(meta.get(name)) or ()
     if isinstance(found, str):
         if _is_value(found):
             raise ValueError(f"'{name}' {_unread(found)}")
@@ -492,8 +490,7 @@ def _pieces(meta: Mapping[str, object], name: str) -> list[str]:
 
 
 def _is_value(text: str) -> bool:
-    """Whether a text that was not read is nevertheless a list or an object, or meant to be one, and no Python that may
-    check something."""
+    """Return whether an unread text is, or looks like, a list or an object, rather than Python that checks."""
     if not is_tests(text):
         return False
     tree = parse_program(text)
@@ -513,18 +510,17 @@ def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
         function = _function_of(meta) if any(case.get("testtype") == "functional" for case in cases) else None
         return _cases(cases, function)
     if written := meta.get("input_output") or (is_tests(answer) and answer):
-        return _cases(plain(written), _function_of(meta))
+        return _cases(parse_value(written), _function_of(meta))
     test = _text(meta.get("test"))
     return _python([test], _text(meta.get("test_setup_code"))) if test.strip() else None
 
 
 def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None = None) -> Tests:
-    """Each piece that checks something is a case, with what the pieces before it define; each test that nothing calls
-    is one, too."""
+    """Make a case of each checking piece, with the definitions before it, and of each uncalled test."""
     cases: list[Check] = []
     defined: list[str] = []
-    new = rest = 0  # how many of those no piece that checks has met, and no case at all
-    for piece in pieces_of(codes):
+    new = rest = 0  # definitions that no checking piece has seen, and no case at all
+    for piece in analyse_pieces(codes):
         if piece.checks:
             known = len(defined) - new
             cases.append(Check("\n".join([*defined[known:], piece.code]), "\n".join(defined[:known])))
@@ -541,7 +537,7 @@ def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None =
 
 
 def _cases(written: Any, function: str | None) -> Tests:
-    """function: what cases call that do not say."""
+    """Read cases. function: default of cases that name none."""
     if isinstance(written, str):
         raise ValueError(f"a text of cases {_unread(written)}")
     if isinstance(written, Mapping):
@@ -562,13 +558,13 @@ def _case(case: Mapping[str, Any], function: str | None) -> Case:
 
 
 def _call(function: str, given: Any, expected: Any, *, listed: bool = True) -> Call:
-    """listed: whether a value may stand in a list of its own (APPS)."""
+    """Read a call. listed: whether a value may be wrapped in a list (APPS)."""
     return Call(function, _arguments(given), _values(expected, listed))
 
 
 def _called(case: Mapping[str, Any], function: str | None) -> str | None:
-    """The function that a case calls, None where it is a program's input and output. Raises ValueError where its kind
-    says that it calls one, and nothing says which."""
+    """Return the function that a case calls, None for a program's input and output. Raises ValueError for a call
+    without a function's name."""
     kind = _text(case.get("testtype")) or _text(case.get("type"))
     if kind in _OF_PROGRAMS:
         return None
@@ -596,7 +592,7 @@ def _is_packed(written: object) -> bool:
 def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
     if _is_packed(written):
         written = unpack(written)
-    cases = plain(written) or ()
+    cases = parse_value(written) or ()
     if isinstance(cases, str):
         raise ValueError(f"a text of cases {_unread(cases)}")
     found: Sequence[Mapping[str, Any]] = cases
@@ -604,26 +600,26 @@ def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
 
 
 def _function_of(of: Mapping[str, object]) -> str | None:
-    """The function to be called, as a row or a case says, or its `metadata` (LiveCodeBench)."""
-    about = plain(of.get("metadata"))
+    """Return the function that a row or a case, or its `metadata`, names (LiveCodeBench)."""
+    about = parse_value(of.get("metadata"))
     named = about.get("func_name") if isinstance(about, Mapping) else None
     return _text(of.get("fn_name")) or _text(named) or None
 
 
-def function_named(row: Mapping[str, object]) -> str | None:
-    """The function that the cases of a row call, as the row says, or they do; None where they are for programs, or
-    cannot be read (`refuse_unreadable` says why)."""
+def find_function(row: Mapping[str, object]) -> str | None:
+    """Find the function that a row's cases call, by row or cases; None for programs' or unreadable ones
+    (`check_readable` says why)."""
     try:
         return _function_named(row)
     except (ValueError, RecursionError):
         return None
 
 
-def lines_of(tests: object) -> list[str] | None:
-    """The pieces of Python that a column of tests lists, as a list or as its JSON; None where it holds cases, a text
-    alone, or what cannot be read (`refuse_unreadable` says why)."""
+def list_pieces(tests: object) -> list[str] | None:
+    """Return the pieces of Python in a list of tests. It may be JSON; None for cases, a text alone, or unreadable
+    tests (`check_readable` says why)."""
     if isinstance(tests, str) and not _LISTS_TEXTS.match(tests):
-        return None  # many are of megabytes
+        return None  # many have megabytes
     try:
         found = _listed(tests)
     except (ValueError, RecursionError):
@@ -636,23 +632,22 @@ def _function_named(row: Mapping[str, object]) -> str | None:
         return own
     written = row.get("input_output") or row.get("tests")
     if isinstance(written, str) and "fn_name" not in written and "func_name" not in written:
-        return None  # many are of megabytes
+        return None  # many have megabytes
     cases = _listed(written)
     first = cases[0] if isinstance(cases, list) and cases else cases
     return _function_of(first) if isinstance(first, Mapping) else None
 
 
 def _listed(tests: object) -> Any:
-    """As `plain`, each of a list of cases, too."""
-    found = plain(tests)
-    cases = [plain(case) for case in found] if isinstance(found, list) else []
+    """Parse a value with `parse_value`, and each item if all are cases."""
+    found = parse_value(tests)
+    cases = [parse_value(case) for case in found] if isinstance(found, list) else []
     return cases if cases and all(isinstance(case, Mapping) for case in cases) else found
 
 
-def plain(value: object) -> Any:
-    """Lists and objects may stand in a row as text, of JSON or as Python writes them (pandas, in CSV). Raises
-    ValueError, RecursionError for JSON that Python does not read: integers of more than 4,300 digits, lists in too
-    many lists."""
+def parse_value(value: object) -> Any:
+    """Parse a list or object in text. It may be JSON or Python (pandas, in CSV). Raises ValueError, RecursionError for
+    JSON beyond Python's limits: integers of more than 4,300 digits, lists in too many lists."""
     if isinstance(value, str) and value.lstrip().startswith(("[", "{")):
         try:
             return json.loads(value)
@@ -662,23 +657,22 @@ def plain(value: object) -> Any:
     return value
 
 
-def as_printed(value: object) -> str:
-    """What to say of a text that holds lists as NumPy prints them, "" of any other: where their items end it may not
-    tell."""
+def numpy_error(value: object) -> str:
+    """Return the error for a list printed by NumPy, else "". Its items may have no visible end."""
     if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
         return ""
     if not ("array([" in value and "dtype=object)" in value) and _PRINTED.match(value) is None:
         return ""
     return (
-        f"is a list as NumPy prints it, {value!r:.40}, whose items cannot be told apart: write it as JSON "
+        f"is a list as NumPy prints it, {value!r:.40}, without clear limits of its items: write it as JSON "
         "(json.dumps(array.tolist())), or all rows as .parquet or .jsonl"
     )
 
 
 def _unread(text: str) -> str:
-    """Why a text that should list something was not read."""
+    """Return why a text that should list something was not read."""
     why = f"can be read neither as JSON nor as lists and objects that Python writes: {text!r:.40}"
-    return as_printed(text) or why
+    return numpy_error(text) or why
 
 
 def _text(value: object) -> str:
@@ -686,19 +680,19 @@ def _text(value: object) -> str:
 
 
 def _lines(value: object) -> str:
-    """What a program reads or prints: a text, or lines of one."""
+    """Return a program's input or output, given as text or lines."""
     return value if isinstance(value, str) else "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _arguments(written: Any) -> Sequence[Any]:
-    """A list of arguments; as text, each a line of JSON."""
+    """Read a list of arguments; in text, each is a line of JSON."""
     if isinstance(written, str):
         return [json.loads(line) for line in written.splitlines() if line.strip()]
     return list(written)
 
 
 def _values(written: Any, listed: bool) -> Sequence[Any]:
-    """A text that is no JSON stands for itself where values may be such (APPS)."""
+    """Read a value; a text that is not JSON is the value where that is allowed (APPS)."""
     try:
         value = json.loads(written) if isinstance(written, str) else written
     except json.JSONDecodeError:

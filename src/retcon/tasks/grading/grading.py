@@ -1,4 +1,4 @@
-"""Grading rollouts: each task by the grader that it names, all in one sandbox, and rewards as the settings say.
+"""Grading of rollouts by their tasks' graders, in one sandbox.
 
 async with Grading(GradeSettings(grader="code", rewards="binary")) as grading:
     trajectory = await grading.grade(task, trajectory)
@@ -42,7 +42,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class GradeSettings:
-    """How rollouts are graded. A task whose `meta["grader"]` names a grader is graded by that one."""
+    """Settings of grading; a task's `meta["grader"]` overrides the grader."""
 
     grader: Annotated[
         str, Field(description="of tasks that name none: a name, or a function's my_package.my_module:my_grade")
@@ -58,22 +58,21 @@ class GradeSettings:
 
 
 def reward_of(verdict: Verdict, rewards: Rewards) -> float:
-    """The reward of a verdict."""
+    """Return the reward of a verdict."""
     if rewards == "graded":
         return verdict.score
     return 1.0 if verdict.right else -1.0 if rewards == "signed" else 0.0
 
 
-async def outcome_of(grader: Grader, task: Task, reply: Reply, *, name: str = "grader") -> Outcome:
-    """What a grader says of a reply; whatever it raises, but for ScoreError, is a fault of this one reply. name: the
-    grader's."""
+async def run_grader(grader: Grader, task: Task, reply: Reply, *, name: str = "grader") -> Outcome:
+    """Grade a reply; exceptions other than ScoreError become a Fault of this reply. name: the grader's."""
     try:
         return await grader.grade(task, reply)
     except ScoreError:
         raise
     except (RetconError, ValueError) as error:
         return Fault(f"{name}: {error}")
-    except Exception as error:  # noqa: BLE001 - whatever a grader raises must cost this one rollout alone
+    except Exception as error:  # noqa: BLE001 - a grader's exception must cost this one rollout alone
         LOG.warning("grader %s raised %s of task %s: %s", name, type(error).__name__, task.id, error)
         return Fault(f"{name}: it raised {type(error).__name__}: {error}")
 
@@ -81,31 +80,31 @@ async def outcome_of(grader: Grader, task: Task, reply: Reply, *, name: str = "g
 async def grade_trajectory(
     grader: Grader, task: Task, trajectory: Trajectory, *, rewards: Rewards = "signed", name: str = "grader"
 ) -> tuple[Trajectory, Outcome]:
-    """The trajectory with its answer and its reward, and what the grader said.
+    """Grade a trajectory; return it with answer and reward, and the grader's outcome.
 
-    One that did not come to an answer is wrong, whatever the grader. One that was lost before, or cannot be graded, has
-    no reward and stop `infrastructure`.
+    One without an answer is wrong, whatever the grader. One that was lost before, or cannot be graded, has no reward
+    and stop `infrastructure`.
     """
     if trajectory.stop == "infrastructure":
         return trajectory, Fault("the rollout was lost before it was graded")
     reply = Reply(strip_turn_end(trajectory.turns[-1].text) if trajectory.turns else "", trajectory)
     if not trajectory.turns or trajectory.stop != "answer":
-        said: Outcome = Verdict.of(False, f"no answer: it ended by its limit of {trajectory.stop}")
+        outcome: Outcome = Verdict.of(False, f"no answer: it ended by its limit of {trajectory.stop}")
     else:
-        said = await outcome_of(grader, task, reply, name=name)
-    if isinstance(said, Fault):
+        outcome = await run_grader(grader, task, reply, name=name)
+    if isinstance(outcome, Fault):
         answer = final_answer(reply.text)
-        return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), said
-    reward, reason = reward_of(said, rewards), said.why or None
-    return replace(trajectory, answer=said.answer, reward=reward, reason=reason, grades=said.grades), said
+        return replace(trajectory, answer=answer, reward=None, stop="infrastructure"), outcome
+    reward, reason = reward_of(outcome, rewards), outcome.why or None
+    return replace(trajectory, answer=outcome.answer, reward=reward, reason=reason, grades=outcome.grades), outcome
 
 
 class Grading:
-    """Grades; used as `async with`. Graders are opened when the first task asks for them.
+    """Context (`async with`) that opens graders on first use, and grades.
 
-    sandbox: that graders run things in; where None, one is started when a grader first asks for it, and ended with
-    this. at_once: answers that each grader takes at a time, where its settings do not say. Raises RecipeError for a
-    grader or a key that is unknown, before anything is started.
+    sandbox: for graders' programs; None: one is started when a grader first needs it, and ended with this. at_once:
+    answers that each grader takes at a time, unless its settings say. Raises RecipeError for an unknown grader or key,
+    before anything is started.
     """
 
     def __init__(
@@ -131,52 +130,51 @@ class Grading:
         self._graders.clear()
 
     async def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """The trajectory with its answer and its reward; without a reward, and with stop `infrastructure`, where it
-        could not be graded. Fits `rollout_group(grade=…)`."""
-        return (await self.judged(task, trajectory))[0]
+        """Return the trajectory with its answer and its reward. One that cannot be graded has no reward and stop
+        `infrastructure`. Fits `rollout_group(grade=…)`."""
+        return (await self.judge(task, trajectory))[0]
 
     async def reward(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """As `grade`, but raises InfrastructureFault, which says why, where it could not be graded: whoever makes
-        rollouts tells it."""
-        made, said = await self.judged(task, trajectory)
-        if isinstance(said, Fault):
-            raise InfrastructureFault(said.why)
+        """Grade a trajectory; raises InfrastructureFault with the reason of a Fault."""
+        made, outcome = await self.judge(task, trajectory)
+        if isinstance(outcome, Fault):
+            raise InfrastructureFault(outcome.why)
         return made
 
     async def right(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        """As `reward`, but the reward is 1 where the grader finds it right and 0 where not, whatever its score."""
-        made, said = await self.judged(task, trajectory)
-        if isinstance(said, Fault):
-            raise InfrastructureFault(said.why)
-        return replace(made, reward=reward_of(said, "binary"))
+        """Grade a trajectory with reward 1 if right, else 0. Raises as `reward`."""
+        made, outcome = await self.judge(task, trajectory)
+        if isinstance(outcome, Fault):
+            raise InfrastructureFault(outcome.why)
+        return replace(made, reward=reward_of(outcome, "binary"))
 
-    async def judged(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Outcome]:
-        """As `grade`, and what the grader said."""
+    async def judge(self, task: Task, trajectory: Trajectory) -> tuple[Trajectory, Outcome]:
+        """Grade a trajectory, and return it with the grader's outcome."""
         name = self.name_for(task)
         return await grade_trajectory(
             await self.grader(name), task, trajectory, rewards=self.settings.rewards, name=name
         )
 
     async def outcome(self, task: Task, reply: Reply) -> Outcome:
-        """What the task's grader says of a reply. Whatever goes wrong while it grades is a fault of this one reply.
+        """Grade a reply by the task's grader; errors while grading are a Fault of this reply.
 
         Raises RetconError where the grader cannot be opened: it is unknown, its settings are wrong, a package or the
-        sandbox is not there. Raises ScoreError where it counts in other numbers than from 0 to 1.
+        sandbox is missing. Raises ScoreError for scores outside 0 to 1.
         """
         name = self.name_for(task)
-        return await outcome_of(await self.grader(name), task, reply, name=name)
+        return await run_grader(await self.grader(name), task, reply, name=name)
 
     async def check(self, task: Task) -> None:
-        """Raises ValueError where no reply to this task could be graded, RecipeError where its grader is unknown."""
+        """Check that a task can be graded. Raises ValueError, RecipeError for an unknown grader."""
         await (await self.grader(self.name_for(task))).check(task)
 
     def name_for(self, task: Task) -> str:
-        """The grader of a task: the one that it names, else that of the settings."""
+        """Return the name of a task's grader: its own, else that of the settings."""
         named = task.meta.get("grader")
         return named if isinstance(named, str) and named else self.settings.grader
 
     async def grader(self, name: str) -> Grader:
-        """See `Host.grader`."""
+        """Return an open grader by name. Raises RecipeError for an unknown one."""
         async with self._opening.setdefault(name, asyncio.Lock()):
             if name not in self._graders:
                 opened = await kind_of(name).open(settings_for(name, self._options(name)), self)
@@ -185,7 +183,7 @@ class Grading:
             return self._graders[name]
 
     async def sandbox(self) -> Sandbox:
-        """See `Host.sandbox`."""
+        """Return the shared sandbox, started. Raises SandboxUnavailable."""
         async with self._opening.setdefault("", asyncio.Lock()):
             if self._given is None:
                 packages = {name: modules for kind in kinds().values() for name, modules in kind.packages.items()}

@@ -1,6 +1,6 @@
-"""Graders by name. Each is a file of `tasks/graders` with a `GRADER`; no list of them stands anywhere.
+"""Registry of graders: each is a file of `tasks/graders` with a `GRADER`.
 
-A user's own function is named by where it stands, `my_package.my_module:my_grade` (`graders/function.py`).
+A user's function is named by its import path, `my_package.my_module:my_grade` (`graders/function.py`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from retcon.tasks.types import Task
 
 
 class ScoreError(RecipeError, ValueError):
-    """A grader counts in other numbers than from 0 to 1. It does so of some replies only, such as the right ones:
-    without their rollouts the others would say something else, so the work ends."""
+    """A grader gives scores outside 0 to 1. It may do so for some replies only, such as the right ones: without their
+    rollouts the others would mean something else, so the work ends."""
 
 
 _ROUNDING = 1e-6
-"""How far beyond 0 or 1 a sum of shares may come by rounding, in 32-bit floats too."""
+"""Excess over 0 or 1 that a sum of shares may have by rounding, in 32-bit floats too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a grader found. Raises ScoreError for a score outside of [0, 1], but by rounding, ValueError for one that is
-    no number.
+    """Score of a reply. Raises ScoreError for one outside [0, 1], beyond rounding, and ValueError for inf and nan.
 
-    score: how good the answer is. right: whether it counts as right. why: a short phrase for people. answer: what the
-    grader took for the answer, None where it found none. grades: whether it is right to each judge, of a grader that
-    asks several (`livecodebench`: `lcb`, `strict`).
+    score: how good the answer is. right: whether it counts as right. why: a short phrase for people. answer: the
+    answer that the grader found, or None. grades: verdict of each judge, of a grader that asks several
+    (`livecodebench`: `lcb`, `strict`).
     """
 
     score: float
@@ -53,14 +52,14 @@ class Verdict:
 
     @classmethod
     def of(cls, right: bool, why: str = "", answer: str | None = None) -> Verdict:
-        """Right or wrong, and nothing between."""
+        """Make a verdict of score 1 or 0."""
         return cls(float(right), right, why, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Nobody can tell whether the answer is right: a grader raised, hung, took too much memory or could not be
-    reached. Never a reward. why: for people."""
+    """A failure to grade: a grader raised, hung, took too much memory or was unreachable. Never a reward. why: for
+    people."""
 
     why: str
 
@@ -70,61 +69,58 @@ Outcome = Verdict | Fault
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What is graded. text: all that the model said in its last turn. trajectory: the whole rollout, where there is
-    one."""
+    """A reply to grade. text: the model's last turn. trajectory: the whole rollout, where there is one."""
 
     text: str
     trajectory: Trajectory | None = None
 
 
 class Grader(Protocol):
-    """Scores replies, many at a time. It keeps limits of time and memory of its own."""
+    """Grader of many replies at once, with limits of time and memory."""
 
     async def grade(self, task: Task, reply: Reply) -> Verdict:
-        """Raises InfrastructureFault where it cannot tell, ValueError where the task holds nothing that it can grade
-        by, ScoreError where it counts otherwise."""
+        """Grade a reply. Raises InfrastructureFault where it fails, ValueError for a task without what it needs,
+        ScoreError for a score outside 0 to 1."""
         ...
 
     async def check(self, task: Task) -> None:
-        """Raises ValueError, naming the task, where `grade` could not grade any reply to it."""
+        """Raise ValueError, naming the task, where no reply can be graded."""
         ...
 
     async def close(self) -> None:
-        """End what it started. Closing twice is no error."""
+        """End what it started; closing twice is allowed."""
         ...
 
 
 class Host(Protocol):
-    """What a grader may ask for while it is opened."""
+    """Services for a grader that is being opened."""
 
     async def sandbox(self) -> Sandbox:
-        """The sandbox that all graders share, started. Raises SandboxUnavailable."""
+        """Return the shared sandbox, started. Raises SandboxUnavailable."""
         ...
 
     async def grader(self, name: str) -> Grader:
-        """Another grader, opened with its own settings. Raises RecipeError for one that is unknown."""
+        """Return another grader, open with its own settings. Raises RecipeError for an unknown one."""
         ...
 
 
 Options = Mapping[str, Mapping[str, object]]
 """Settings of graders, by name; those of `function` are for all import paths."""
 FUNCTION = "function"
-"""The grader that calls what an import path names."""
+"""The grader that calls the function of an import path."""
 _SOME_PATH = "my_package.my_module:my_grade"
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A way of grading.
+    """A kind of grader: its settings and its functions.
 
-    settings: a frozen dataclass whose defaults will do; its fields are described (`Annotated`, pydantic's `Field`).
-    open: makes the grader, of settings and host. packages: that the sandbox does well to preload
-    (`SandboxPool(packages=…)`). unreadable: of right answers, those that it could compare nothing with, and why.
-    read: raises ValueError for such an answer, or for such tests in a task's `meta`, where that takes nothing to be
-    run. in_words: whether a right answer is
-    in words that it takes for something else. ambiguous: how it reads a right answer that may mean something else, ""
-    for others. ready: raises RetconError where the grader of these settings cannot be
-    had here, before anything is made ready for it. asks: the graders that one of these settings asks.
+    settings: a frozen dataclass with working defaults; its fields are described (`Annotated`, pydantic's `Field`).
+    open: makes the grader from settings and host. packages: for the sandbox to preload (`SandboxPool(packages=…)`).
+    unreadable: maps right answers that it cannot use to the reason. read: raises ValueError for such an answer, or
+    such tests in a task's `meta`, as far as nothing has to run for it. in_words: whether it misreads a right answer in
+    words. ambiguous: how it reads an ambiguous right answer, "" for others. ready: raises RetconError where the grader
+    of these settings is unavailable here, before anything is started. asks: the graders that these settings ask.
     """
 
     name: str
@@ -151,14 +147,14 @@ GRADERS = InstanceRegistry("grader", own="my_grade", base=Kind)
 
 
 def kinds() -> Mapping[str, Kind]:
-    """All graders by name, in alphabetical order."""
+    """Return all graders by name, in alphabetical order."""
     return {kind.name: kind for kind in sorted(GRADERS.all(), key=lambda kind: kind.name)}
 
 
 def kind_of(name: str) -> Kind:
-    """Return the grader of a name or import path; any path but a `Kind`'s gives the grader that calls functions.
+    """Return the grader of a name or import path; a function's path gives `function`.
 
-    Raises RecipeError with the nearest name. A path that leads nowhere is refused once the grader is made `ready`.
+    Raises RecipeError with the nearest name. A wrong path is refused by `ready`.
     """
     if name == FUNCTION:
         raise RecipeError(f"grader {FUNCTION}: give the function's import path instead, such as {_SOME_PATH}")
@@ -172,24 +168,24 @@ def kind_of(name: str) -> Kind:
 
 
 def settings_for(name: str, given: Mapping[str, object]) -> Any:
-    """The settings of grader `name`, from the keys that are given. Raises RecipeError, which names the key."""
+    """Build the settings of grader `name` from the given keys. Raises RecipeError, which names the key."""
     kind = kind_of(name)
     return read_settings(kind.settings, {"path": name, **given} if kind.name == FUNCTION else given, f"grader {name}")
 
 
 def needed_settings(name: str) -> tuple[str, ...]:
-    """The settings of grader `name` that have no default. Raises RecipeError."""
+    """Return the settings of grader `name` without a default. Raises RecipeError."""
     settings = kind_of(name).settings
     return tuple(f.name for f in fields(settings) if f.default is MISSING and f.default_factory is MISSING)
 
 
 def options_of(name: str, options: Options) -> Mapping[str, object]:
-    """The settings that are given for grader `name`: its own, or of an import path those of `function`."""
+    """Return the given settings of grader `name`: its own, or `function`'s for an import path."""
     return options.get(name, options.get(FUNCTION, {}) if kind_of(name).name == FUNCTION else {})
 
 
-def refuse_unknown_options(options: Options) -> None:
-    """Raises RecipeError for settings of unknown graders, and for unknown keys and wrong values.
+def check_options(options: Options) -> None:
+    """Raise RecipeError for unknown graders, unknown keys and wrong values.
 
     Those of import paths are checked when the grader is made ready: a stored recipe is read without its modules.
     """
@@ -201,9 +197,8 @@ def refuse_unknown_options(options: Options) -> None:
 
 
 def check_grader(name: str, options: Options, given_in: str) -> None:
-    """Raises RetconError where grader `name`, or one that it asks, cannot be had here with its settings: it is unknown,
-    or a setting lacks that has no default, or as its `Kind.ready`. given_in: the key with the options, for the
-    message."""
+    """Raise RetconError where a grader, or one that it asks, is unavailable: it is unknown, lacks a setting without a
+    default, or its `Kind.ready` raises. given_in: the key with the options, for the error."""
     kind = kind_of(name)
     try:
         settings = settings_for(name, options_of(name, options))
@@ -216,7 +211,7 @@ def check_grader(name: str, options: Options, given_in: str) -> None:
 
 
 def read_settings(settings: type, given: Mapping[str, object], where: str) -> Any:
-    """An instance of a settings dataclass. Raises RecipeError, which begins with `where` and names the key."""
+    """Build an instance of a settings dataclass. Raises RecipeError, which begins with `where` and names the key."""
     known = [f.name for f in fields(settings)]
     for key in given:
         if key not in known:
@@ -224,8 +219,8 @@ def read_settings(settings: type, given: Mapping[str, object], where: str) -> An
     try:
         return TypeAdapter(settings).validate_python(dict(given))
     except ValidationError as error:
-        said = "; ".join(
+        reasons = "; ".join(
             f"{'.'.join(map(str, one['loc'])) or 'it'}: {one['msg']} (it is {one['input']!r:.80})"
             for one in error.errors()
         )
-        raise RecipeError(f"{where}: {said}") from None
+        raise RecipeError(f"{where}: {reasons}") from None

@@ -1,10 +1,10 @@
-"""Stored rollouts scored again: new files in a folder of their own, the old ones as they were.
+"""Regrading of stored rollouts into a new folder.
 
 verdicts.jsonl               a line for each rollout, added as it is graded: old and new reward, and why
-regrade.json                 by which grader, of which files; whether it is finished
+regrade.json                 grader, files, and whether it is finished
 trajectories/…               the files of the run, with the new rewards
 
-A verdict that is there is not asked for again: the same job goes on where it was interrupted.
+Verdicts are not computed twice: an interrupted job continues.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from retcon.tasks.data.rows import is_data_file, read_rows
 from retcon.tasks.data.tasks import DataTasks
 from retcon.tasks.grading.grading import GradeSettings, Grading
 from retcon.tasks.grading.registry import Options, Verdict
-from retcon.tasks.registry import TaskSet, as_returned, training_prompts
+from retcon.tasks.registry import TaskSet, training_prompts, with_returned_reply
 from retcon.tasks.types import Task
 
 NO_TASK = "a task is an object with 'id', or 'question', and 'answer', or a row as training reads them"
 NO_TEXT = "'answer' is not text"
 
 
-def given_tasks(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
-    """Those tasks of a file that are wanted, by the wanted id; and a phrase on which ids the file has. An id counts as
-    it is, or as what follows the source in that of one wanted task alone. Raises RecordError, as `read_tasks`."""
+def select_tasks(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
+    """Select wanted tasks of a file, and describe its ids. An id may lack the source of the wanted one, if that is
+    unambiguous. Raises RecordError, as `read_tasks`."""
     tails = Counter(id.partition("/")[2] for id in wanted)
     meant = {tail: id for id in wanted if tails[tail := id.partition("/")[2]] == 1} | {id: id for id in wanted}
     found: dict[str, Task] = {}
@@ -68,10 +68,10 @@ def given_tasks(path: Path, wanted: set[str]) -> tuple[dict[str, Task], str]:
 
 
 def read_tasks(path: Path) -> Iterator[tuple[list[str], Task]]:
-    """The tasks of a file, each with all ids that it may have in a run, but for its source; the first is its own.
+    """Yield a file's tasks, each after its possible ids. These lack a run's source; the task's own is first.
 
-    A row of a known convention is read as training reads it; of any other, which has an `id` or a `question`, `answer`
-    is the answer, and what else it holds is for its grader. Raises RecordError, which begins `FILE, line N:`.
+    A row of a known convention is read as in training; any other needs an `id` or a `question`; `answer` is the answer,
+    and other columns are for its grader. Raises RecordError, which begins `FILE, line N:`.
     """
     convention: Convention | None = None
     try:
@@ -86,7 +86,7 @@ def read_tasks(path: Path) -> Iterator[tuple[list[str], Task]]:
 
 
 def _rows(path: Path) -> Iterator[Row]:
-    """JSON Lines under any name, and the kinds of files that data are read of."""
+    """Yield the rows of JSON Lines under any name, or of other kinds of data files."""
     if path.is_file() and is_data_file(path.name):
         yield from read_rows(path)
         return
@@ -105,9 +105,9 @@ def _decoded(line: bytes, where: str) -> dict[str, object]:
 
 
 def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
-    """Raises RecordError for a row that is no task."""
+    """Return the ids and the task of a row. Raises RecordError for an invalid row."""
     columns = row.columns
-    item, misfit = _read_given(columns, convention)
+    item, reason = _read_given(columns, convention)
     id, question = columns.get("id"), columns.get("question")
     ids = [str(id)] if isinstance(id, str | int) else []
     if item is not None:
@@ -115,12 +115,12 @@ def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
     if id is None and question is not None:
         ids.append(_named(str(question)))
     if not (ids := [id for id in dict.fromkeys(ids) if id]):
-        raise RecordError(f"{row.where}: {misfit or NO_TASK}")
+        raise RecordError(f"{row.where}: {reason or NO_TASK}")
     answer = columns.get("answer", "")
     if item is not None and (item.answer or is_missing(answer)):
         answer = item.answer
     if not isinstance(answer, str | int | float):
-        raise RecordError(f"{row.where}: {misfit or NO_TEXT}")
+        raise RecordError(f"{row.where}: {reason or NO_TEXT}")
     if item is None:
         meta = {name: value for name, value in columns.items() if name not in ("id", "answer", "question")}
         return ids, Task(ids[0], str(question or ""), str(answer), meta=meta)
@@ -128,11 +128,11 @@ def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
 
 
 def _read_given(columns: Columns, convention: Convention | None) -> tuple[Item | None, str]:
-    """A row as training reads it, None where that cannot be, and why."""
+    """Read a row as training does; return None and the reason where that fails."""
     try:
         item = convention.read(columns) if convention is not None else None
-    except ColumnError as misfit:
-        return None, str(misfit)
+    except ColumnError as error:
+        return None, str(error)
     return item, ""
 
 
@@ -141,23 +141,23 @@ def _named(question: str) -> str:
 
 
 def _meta(item: Item, convention: Convention | None) -> Mapping[str, object]:
-    """As in a run; a task that is graded as those that name no grader are names none."""
+    """Return the meta of a run's task; the default grader is not named."""
     usual = convention.grader if convention is not None and convention.grader != GradeSettings().grader else ""
     about = {"grader": choose_grader(item, "", usual)[1], "source": item.source, "reference": item.reference}
     return {**item.meta, **{name: value for name, value in about.items() if value}}
 
 
 ABOUT = "regrade.json"
-"""Marks a folder that regrading wrote."""
+"""File that marks a folder written by regrading."""
 _STEP = re.compile(r"step-(\d+)\.")
-"""How the file of a step's rollouts begins."""
+"""Beginning of the name of a step's file of rollouts."""
 DRAWS_PER_TASK, MORE_DRAWS = 50, 50_000
-"""Tasks that are drawn anew while those of stored rollouts are looked for: a run may have passed over many."""
+"""Most tasks drawn again in search of those of stored rollouts: a run may have skipped many."""
 
 
 def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
-    """(file, its path within the run) of every trajectory file of a run folder, without duplicates; of a
-    file, itself alone. Raises RecordError where there is none.
+    """Return a run's trajectory files with their paths in it; `run` may be such a file. Of a plain file and its
+    compressed copy, one counts. Raises RecordError without any.
     """
     if run.is_file():
         return [(run, Path(run.name))]
@@ -167,7 +167,7 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
         path
         for path in sorted(path for suffix in ("", *SUFFIXES) for path in run.rglob(f"*.jsonl{suffix}"))
         if (path.parent.name == "trajectories" or path.name.startswith("trajectories"))
-        and not path.name.startswith(PARTIAL)  # of a process that was killed, or is at it
+        and not path.name.startswith(PARTIAL)  # of a process that was killed, or is writing it
         and not any((folder / ABOUT).exists() for folder in path.parents)
     ]
     if not found:
@@ -175,23 +175,23 @@ def trajectory_files(run: Path) -> list[tuple[Path, Path]]:
     return [(path, path.relative_to(run)) for path in drop_duplicates_and_warn(found)]
 
 
-def by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
-    """Trajectory files, each after its path, in order; those of one run or evaluation, the nearest around, together,
-    as long as stages of it have one [task]. Raises RecordError for a manifest that cannot be read."""
+def group_by_run(files: Iterable[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
+    """Group consecutive trajectory files by run, and by stages with one [task]. files: (file, name). Raises RecordError
+    for a manifest that cannot be read."""
     for beside, group in groupby(files, key=lambda file: _manifest_files([file[0]])[:1]):
         about = next(map(_read, beside), {})
-        for _, part in groupby(group, key=lambda file: _of_stage(about, file[0])):
+        for _, part in groupby(group, key=lambda file: _stage_changes(about, file[0])):
             yield list(part)
 
 
-def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
-    """The tasks of stored rollouts, by id: of a file, where one is given, else as the runs beside the files drew them.
+def find_tasks(files: Iterable[Path], wanted: set[str], given: Path | None) -> dict[str, Task]:
+    """Find the tasks of stored rollouts in a file, or their runs.
 
     Raises RecordError where some are not found.
     """
     why = ""
     if given is not None:
-        found, why = given_tasks(given, wanted)
+        found, why = select_tasks(given, wanted)
     else:
         found = {}
         for about in _manifests(files):
@@ -201,7 +201,7 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
                         break
                     if task.id in wanted:
                         found[task.id] = task
-            except (DataError, MissingExtra, RecipeError) as error:  # data, or a server, that are no longer there, say
+            except (DataError, MissingExtra, RecipeError) as error:  # data, or a server, may be gone
                 why = f" ({error})"
     if missing := sorted(wanted - found.keys()):
         where = f"{given} holds" if given is not None else "what is known of the run gives"
@@ -212,9 +212,9 @@ def tasks_of(files: Iterable[Path], wanted: set[str], given: Path | None) -> dic
     return found
 
 
-def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], where: str) -> None:
-    """Warns (TaskWarning) where tasks are not what their rollouts were asked, as far as both say so: letters and digits
-    of the question, in the prompt. Ids such as 0, 1, 2 are those of any data. where: what the tasks are of."""
+def warn_of_other_tasks(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], where: str) -> None:
+    """Warn (TaskWarning) of rollouts whose prompts lack their task's question. Letters and digits are compared, as ids
+    such as 0, 1, 2 fit any data. where: source of the tasks."""
     other: dict[str, str] = {}  # by task, the first of its rollouts
     for one in trajectories:
         asked, given = _signs("".join(s.text for s in one.prompt)), _signs(tasks[one.task].question)
@@ -232,28 +232,27 @@ def tell_others(trajectories: Iterable[Trajectory], tasks: Mapping[str, Task], w
 
 
 def options_of_run(files: Iterable[Path], given: Options) -> Options:
-    """The settings of graders that the recipe of the run or evaluation has that the files are of (`task.graders`), with
-    what is given in their place, key by key. Raises RecordError for a manifest that cannot be read."""
+    """Return a run's grader settings with the given keys on top. They are `task.graders` of the recipe. Raises
+    RecordError for a manifest that cannot be read."""
     task = next((about.get("recipe") or {} for about in _manifests(files)), {}).get("task") or {}
     options: Options = (task.get("graders") if task.get("kind") == "file" else None) or {}
     return {name: {**options.get(name, {}), **given.get(name, {})} for name in dict.fromkeys((*options, *given))}
 
 
 def _signs(text: str) -> str:
-    """Letters and digits, whatever tokenizers and templates make of space and capitals."""
+    """Return letters and digits in lower case; tokenizers and templates may change the rest."""
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", text).casefold()))
 
 
 def _manifests(files: Iterable[Path]) -> Iterator[Mapping[str, Any]]:
-    """What the runs and evaluations around these files, which are of one stage, say of themselves, the nearest first;
-    their [task] as that stage has it."""
+    """Yield the manifests around these files of one stage, the nearest first, with that stage's [task]."""
     files = list(files)
     for about in map(_read, _manifest_files(files)):
-        if not (changes := _of_stage(about, files[0])):
+        if not (changes := _stage_changes(about, files[0])):
             yield about
             continue
         task = {**about["recipe"]["task"], **changes}
-        if "name" not in changes:  # in a manifest it may be what the recipe's own file was called by
+        if "name" not in changes:  # a manifest may have the name of the recipe's own file there
             yield {**about, "recipe": {**about["recipe"], "task": {**task, "name": ""}}}
         yield {**about, "recipe": {**about["recipe"], "task": task}}
 
@@ -265,8 +264,8 @@ def _read(manifest: Path) -> Mapping[str, Any]:
         raise RecordError(f"{manifest} is not JSON: {error}") from None
 
 
-def _of_stage(about: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-    """What the stage that a file of a run's step is of changes in its [task]: nothing where there is none."""
+def _stage_changes(about: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+    """Return the [task] keys that a step file's stage changes; {} without stages."""
     step, stages = _STEP.match(file.name), (about.get("recipe") or {}).get("stages")
     if step is None or not stages or about.get("kind") != "rl":  # SFT's are of the recipe's own problems
         return {}
@@ -281,16 +280,16 @@ def _manifest_files(files: Iterable[Path]) -> list[Path]:
 
 
 def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
-    """The tasks that a run or an evaluation drew, and more: those too that were left out as too long, as nobody counts
-    tokens here. Raises DataError, MissingExtra, RecipeError for a task set that cannot be had."""
+    """Draw the tasks of a run or evaluation, and more: too long ones as well, as no tokens are counted here. Raises
+    DataError, MissingExtra, RecipeError for an unavailable task set."""
     recipe = about.get("recipe") or {}
-    said = dict(recipe.get("task") or {})
-    limited = bool(said.pop("max_prompt_tokens", 0))
+    keys = dict(recipe.get("task") or {})
+    limited = bool(keys.pop("max_prompt_tokens", 0))
     try:
-        section = TaskSection.kinds.find(str(said.get("kind", "")))
-        tasks: TaskSet = section.model_validate({k: v for k, v in said.items() if k in section.model_fields}).build()
+        section = TaskSection.kinds.find(str(keys.get("kind", "")))
+        tasks: TaskSet = section.model_validate({k: v for k, v in keys.items() if k in section.model_fields}).build()
     except ValidationError:
-        return  # it is of another version
+        return  # of another version
     evaluation, samples = recipe.get("evaluate"), about.get("kind") == "sft"
     if evaluation and (samples or "checkpoint" in about):
         count = int(recipe["sft"]["samples"] if samples else evaluation["problems"])
@@ -317,10 +316,10 @@ def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
 VERDICTS = "verdicts.jsonl"
 
 
-class Regraded(msgspec.Struct, frozen=True):
-    """What became of one rollout. file, n: where it is stored (n from 0). reward: None where it could not be graded.
-    why: of the grader, or its fault. right: what the grader says, whatever its score; None where it could not be
-    graded, and in files of before it was told. grades: of `Verdict`."""
+class RegradeResult(msgspec.Struct, frozen=True):
+    """New verdict on one rollout. file, n: where it is stored (n from 0). reward: None where it could not be graded.
+    why: of the grader, or its fault. right: the grader's verdict, whatever its score; None where it could not be
+    graded, and in old files. grades: of `Verdict`."""
 
     file: str
     n: int
@@ -336,28 +335,27 @@ class Regraded(msgspec.Struct, frozen=True):
 
     @property
     def is_right(self) -> bool:
-        """Now."""
+        """Return whether it is right now."""
         return (self.reward or 0) > 0 if self.right is None else self.right
 
     @property
     def was_right(self) -> bool:
-        """Before, of which there is the reward alone: one that stays the same says the same as it does now."""
+        """Return whether it was right before, by its reward; equal rewards count alike."""
         return self.is_right if self.before == self.reward else (self.before or 0) > 0
 
     @property
     def change(self) -> str:
-        """`same`, `became right`, `became wrong`, `lost` or `found` (it had no reward before)."""
+        """Return `same`, `became right`, `became wrong`, `lost` or `found` (first reward)."""
         if self.reward is None or self.before is None:
             return "same" if self.reward == self.before else "lost" if self.reward is None else "found"
         return "same" if self.is_right == self.was_right else f"became {'right' if self.is_right else 'wrong'}"
 
 
 @dataclass(frozen=True, slots=True)
-class Regrading:
-    """run: a run folder or a trajectory file. settings: their options are in place of those that each run and each
-    evaluation in it has of its own (`task.graders`). tasks: a file of the tasks, for rollouts whose tasks the run
-    cannot give.
-    by: the grader of all, in place of those that tasks name. at_once: rollouts that are graded at a time."""
+class RegradeJob:
+    """A job of regrading. run: a run folder or a trajectory file. settings: their options override those of each run
+    and evaluation in it (`task.graders`). tasks: a file of the tasks, for rollouts whose tasks the run cannot give. by:
+    the grader of all, instead of those that tasks name. at_once: rollouts that are graded at a time."""
 
     run: Path
     out: Path
@@ -368,12 +366,12 @@ class Regrading:
     force: bool = False
 
 
-def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Regraded]:
-    """Does the job; what became of each rollout, in order.
+def regrade(job: RegradeJob, on_progress: Callable[[int, int], None]) -> list[RegradeResult]:
+    """Do the job, and return the result of each rollout, in order.
 
     Raises RecordError for files that cannot be read, tasks that are not found or have no answer, and an `out` that is
     finished, holds another job or something else; CheckpointError where another process is at work there; RecipeError
-    for a grader or a key that is unknown. Warns (TaskWarning) where tasks are not what rollouts were asked.
+    for an unknown grader or key. Warns (TaskWarning) of tasks that differ from their rollouts' prompts.
     """
     files = [(path, str(name)) for path, name in trajectory_files(job.run)]
     ids = {name: [t.task for t in jsonl.read(path)] for path, name in files}
@@ -388,18 +386,18 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     }
     if job.tasks is not None:
         for part in parts:
-            asyncio.run(_refuse_unanswered(job, part))
-    _refuse_foreign(job.out)
+            asyncio.run(_check_answers(job, part))
+    _check_out(job.out)
     for part in parts:
         stored = chain.from_iterable(jsonl.read(path) for path, _ in part.files)
-        tell_others(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
+        warn_of_other_tasks(stored, part.tasks, "the data of the run" if job.tasks is None else str(job.tasks))
     with lock_folder(job.out):
         _prepare(job, about)
         known = {(one.file, one.n): one for one in _read_verdicts(job.out / VERDICTS)}
         total = sum(map(len, ids.values()))
         with LineAppender(job.out / VERDICTS) as verdicts:
 
-            def add(one: Regraded) -> None:
+            def add(one: RegradeResult) -> None:
                 verdicts.add(msgspec.json.encode(one) + b"\n", name=f"the verdict on {one.id}")
                 known[one.file, one.n] = one
                 on_progress(len(known), total)
@@ -415,9 +413,8 @@ def regrade(job: Regrading, on_progress: Callable[[int, int], None]) -> list[Reg
     return [known[name, n] for _, name in files for n in range(len(ids[name]))]
 
 
-def counts(regraded: Sequence[Regraded]) -> Counter[str]:
-    """How many rollouts there are (`rollouts`), were right before (`before`), are right now (`now`), and of each
-    change."""
+def count_results(regraded: Sequence[RegradeResult]) -> Counter[str]:
+    """Count rollouts (`rollouts`), right ones `before` and `now`, and each change."""
     found = Counter(one.change for one in regraded)
     found["rollouts"] = len(regraded)
     found["before"] = sum(one.was_right for one in regraded)
@@ -434,23 +431,23 @@ class _Part:
     tasks: Mapping[str, Task]
 
 
-def _parts(job: Regrading, files: Sequence[tuple[Path, str]], ids: Mapping[str, Sequence[str]]) -> Iterator[_Part]:
-    """ids: of the tasks of each file's rollouts, by its name. Raises as `regrade`, before any work."""
+def _parts(job: RegradeJob, files: Sequence[tuple[Path, str]], ids: Mapping[str, Sequence[str]]) -> Iterator[_Part]:
+    """Yield the parts of a job. ids: of the tasks of each file's rollouts, by its name. Raises as `regrade`, before any
+    work."""
     given = None
     if job.tasks is not None:
-        given = tasks_of([path for path, _ in files], set(chain(*ids.values())), job.tasks)
-    for group in by_run(files):
+        given = find_tasks([path for path, _ in files], set(chain(*ids.values())), job.tasks)
+    for group in group_by_run(files):
         paths = [path for path, _ in group]
         settings = replace(job.settings, options=options_of_run(paths, job.settings.options))
-        Grading(settings)  # refuses what is unknown
+        Grading(settings)  # raises for unknown names
         wanted = {id for _, name in group for id in ids[name]}
-        known = tasks_of(paths, wanted, None) if given is None else given
+        known = find_tasks(paths, wanted, None) if given is None else given
         yield _Part(group, settings, {id: task for id, task in known.items() if id in wanted})
 
 
-async def _refuse_unanswered(job: Regrading, part: _Part) -> None:
-    """Raises RecordError for a task of the file that is named that lacks what its grader goes by: whatever was said
-    would be wrong."""
+async def _check_answers(job: RegradeJob, part: _Part) -> None:
+    """Raise RecordError for a task of the given file without an answer, or what else its grader needs."""
     async with Grading(part.settings) as grading:
         for task in (_graded_by(task, job.by) for task in part.tasks.values()):
             if is_answered(task, grading.name_for(task)):
@@ -465,7 +462,7 @@ async def _refuse_unanswered(job: Regrading, part: _Part) -> None:
 
 
 async def _grade(
-    part: _Part, job: Regrading, known: Mapping[tuple[str, int], Regraded], add: Callable[[Regraded], None]
+    part: _Part, job: RegradeJob, known: Mapping[tuple[str, int], RegradeResult], add: Callable[[RegradeResult], None]
 ) -> None:
     todo = (
         (name, n, trajectory)
@@ -480,30 +477,30 @@ async def _grade(
                 if job.by is None and isinstance(trajectory.returned, float):
                     add(_kept(trajectory, name, n))
                     continue
-                add(await _regraded(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
+                add(await _regrade(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
 
         await gather_or_cancel(work() for _ in range(job.at_once))
 
 
-async def _regraded(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> Regraded:
-    graded, said = await grading.judged(task, _ended(trajectory))
-    score, right = (said.score, said.right) if isinstance(said, Verdict) else (None, None)
-    return Regraded(
-        name, n, trajectory.id, trajectory.reward, graded.reward, score, said.why, graded.answer, graded.stop, right,
+async def _regrade(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> RegradeResult:
+    graded, outcome = await grading.judge(task, _ended(trajectory))
+    score, right = (outcome.score, outcome.right) if isinstance(outcome, Verdict) else (None, None)
+    return RegradeResult(
+        name, n, trajectory.id, trajectory.reward, graded.reward, score, outcome.why, graded.answer, graded.stop, right,
         graded.grades,
     )  # fmt: skip
 
 
-def _kept(trajectory: Trajectory, name: str, n: int) -> Regraded:
-    """A rollout with the reward that its harness returned, which is no grader's."""
+def _kept(trajectory: Trajectory, name: str, n: int) -> RegradeResult:
+    """Return the result of a rollout that keeps the reward of its harness."""
     reward, why = trajectory.reward, "the reward that its harness returned"
-    return Regraded(name, n, trajectory.id, reward, reward, None, why, trajectory.answer, trajectory.stop)
+    return RegradeResult(name, n, trajectory.id, reward, reward, None, why, trajectory.answer, trajectory.stop)
 
 
 def _ended(trajectory: Trajectory) -> Trajectory:
-    """What is graded of it. A rollout that came to its answer and was lost when it was graded is one that ended."""
+    """Return the trajectory to grade; one that was lost in grading after its answer counts as ended."""
     if isinstance(trajectory.returned, str):
-        return as_returned(trajectory)
+        return with_returned_reply(trajectory)
     if trajectory.stop == "infrastructure" and trajectory.turns and trajectory.turns[-1].stop == "answer":
         return replace(trajectory, stop="answer")
     return trajectory
@@ -513,15 +510,15 @@ def _graded_by(task: Task, by: str | None) -> Task:
     return task if by is None else replace(task, meta={**task.meta, "grader": by})
 
 
-def _scored(path: Path, name: str, known: Mapping[tuple[str, int], Regraded]) -> Iterator[Trajectory]:
+def _scored(path: Path, name: str, known: Mapping[tuple[str, int], RegradeResult]) -> Iterator[Trajectory]:
     for n, trajectory in enumerate(jsonl.read(path)):
         one = known[name, n]
         graded = replace(trajectory, reward=one.reward, answer=one.answer, reason=one.why or None)
         yield replace(graded, stop=one.stop, grades=one.grades)
 
 
-def _refuse_foreign(out: Path) -> None:
-    """Raises RecordError where something else than this command's results is at `out`."""
+def _check_out(out: Path) -> None:
+    """Raise RecordError where `out` holds something else than this command's results."""
     try:
         names = [path.name for path in out.iterdir()] if out.is_dir() else []
         there = (out.exists() and not out.is_dir()) or any(not n.startswith(PARTIAL) and n != LOCK for n in names)
@@ -531,18 +528,18 @@ def _refuse_foreign(out: Path) -> None:
         raise RecordError(f"-o {out} is there, and not of this command: choose another")
 
 
-def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
-    """Marks the folder, or finds it as this job left it. Raises RecordError."""
+def _prepare(job: RegradeJob, about: Mapping[str, Any]) -> None:
+    """Mark the folder, or check that this job began it. Raises RecordError."""
     marker = job.out / ABOUT
     again = "--force begins anew"
     there = marker.is_file()
-    old = _marked(marker, again, force=job.force) if there else {}
+    old = _read_marker(marker, again, force=job.force) if there else {}
     files = old.get("files", about["files"])
     if not files.keys() & about["files"].keys():  # x.jsonl and x.jsonl.gz are regraded into one folder
         raise RecordError(f"-o {job.out} holds what came of {next(iter(files), 'others')}: choose another")
     try:
         if there and job.force:
-            for name in (VERDICTS, *files):  # and nothing that someone else put there
+            for name in (VERDICTS, *files):  # other files stay
                 (job.out / name).unlink(missing_ok=True)
         elif there:
             if old.get("finished"):
@@ -550,16 +547,16 @@ def _prepare(job: Regrading, about: Mapping[str, Any]) -> None:
             now = json.loads(json.dumps(about))
             changed = [f"{key} was {old.get(key)}, is {now[key]}" for key in now if old.get(key) != now[key]]
             if changed:
-                said = f"-o {job.out} was begun otherwise ({'; '.join(changed)}): choose another, or {again}"
-                raise RecordError(said)
+                reason = f"-o {job.out} was begun otherwise ({'; '.join(changed)}): choose another, or {again}"
+                raise RecordError(reason)
             return
         write_json(marker, about)
     except OSError as error:
         raise RecordError(f"-o {job.out} cannot be written: {error}") from error
 
 
-def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
-    """What it says; nothing where it cannot be read, and that is to be begun anew. Raises RecordError."""
+def _read_marker(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
+    """Read the marker; {} for an unreadable one with `force`. Raises RecordError."""
     try:
         return dict(json.loads(marker.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
@@ -568,15 +565,15 @@ def _marked(marker: Path, again: str, *, force: bool) -> dict[str, Any]:
         raise RecordError(f"{marker} cannot be read: {error}; {again}") from error
 
 
-def _read_verdicts(path: Path) -> Iterator[Regraded]:
-    """Those that are there; a last line that was cut off is none. Raises RecordError for another that is none."""
+def _read_verdicts(path: Path) -> Iterator[RegradeResult]:
+    """Yield the stored verdicts, without a truncated last line. Raises RecordError for another invalid line."""
     try:
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
     for number, line in enumerate(lines, start=1):
         try:
-            yield msgspec.json.decode(line, type=Regraded)
+            yield msgspec.json.decode(line, type=RegradeResult)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if not line.endswith(b"\n"):
                 return

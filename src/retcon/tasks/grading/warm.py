@@ -1,7 +1,7 @@
-"""Sessions of the sandbox that are made ready once and go back to that state after every use.
+"""Pool of prepared sandbox sessions, rolled back after every use.
 
-A new session costs tens of milliseconds, and whatever it imports besides; to roll one back costs about ten, and to see
-that it is there about as much. None meets what another left.
+A new session costs tens of milliseconds, plus its imports; a rollback costs about ten, and a liveness check about as
+much. No use sees the state of another.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from retcon.core.errors import InfrastructureFault, RetconError
 from retcon.sandbox.types import Limits, Sandbox, Session
 
 NOTHING = "pass"
-"""A cell by which a session shows that it is there: where its last use spoiled the frozen copy of its state, it dies of
-that only after it was rolled back."""
+"""Cell of a liveness check: a session whose last use broke the frozen copy of its state dies only after the
+rollback."""
 
 
-class _Warm(NamedTuple):
+class _WarmSession(NamedTuple):
     session: Session
     state: str
     since: float
 
 
 class WarmSessions:
-    """At most `at_once` sessions, each opened when it is first needed. code: a cell that makes them ready.
+    """Pool of at most `at_once` sessions, opened on demand. code: a cell that prepares them.
 
-    trusted_seconds: after a use, in which a session is taken to be there without a look: 0 where its uses run programs
-    of a model's, else less than a sandbox keeps one that nobody uses.
+    trusted_seconds: time after a use without a liveness check: 0 where uses run a model's programs, else less than the
+    sandbox keeps an idle session.
     """
 
     def __init__(
@@ -40,14 +40,14 @@ class WarmSessions:
         self._sandbox, self._code, self._limits = sandbox, code, limits
         self._trusted_seconds = trusted_seconds
         self._at_once = at_once
-        self._free: asyncio.LifoQueue[_Warm | None] = asyncio.LifoQueue()
+        self._free: asyncio.LifoQueue[_WarmSession | None] = asyncio.LifoQueue()
         for _ in range(at_once):
             self._free.put_nowait(None)
 
     @asynccontextmanager
-    async def one(self) -> AsyncIterator[Session]:
-        """A session in its first state. One whose use raises is ended, and another takes its place; so is one that its
-        use keeps from going back, which is no fault: what was asked of it is answered.
+    async def acquire(self) -> AsyncIterator[Session]:
+        """Yield a session in its prepared state. One whose use raises is ended and replaced; so is one that cannot be
+        rolled back, without an error.
 
         Raises InfrastructureFault where it cannot be opened, and for any error of the sandbox during its use.
         """
@@ -77,17 +77,17 @@ class WarmSessions:
         for _ in range(self._at_once):
             self._free.put_nowait(None)
 
-    async def _ready(self, warm: _Warm | None) -> _Warm:
+    async def _ready(self, warm: _WarmSession | None) -> _WarmSession:
         if warm is not None:
             if time.monotonic() - warm.since < self._trusted_seconds:
                 return warm
-            with contextlib.suppress(RetconError):  # it was evicted, say, or its worker is gone: nobody's fault
+            with contextlib.suppress(RetconError):  # it was evicted, say, or its worker is gone
                 if (await warm.session.run(NOTHING)).status == "ok":
                     return warm
             await warm.session.close()
-        return await self._opened()
+        return await self._open()
 
-    async def _opened(self) -> _Warm:
+    async def _open(self) -> _WarmSession:
         try:
             session = await self._sandbox.session(limits=self._limits)
         except ValueError as error:  # its server does not allow the limits
@@ -97,4 +97,4 @@ class WarmSessions:
             await session.close()
             last = result.stderr.strip().rpartition("\n")[2]
             raise InfrastructureFault(f"a session of the sandbox does not become ready: {result.status}: {last}")
-        return _Warm(session, await session.checkpoint(), time.monotonic())
+        return _WarmSession(session, await session.checkpoint(), time.monotonic())

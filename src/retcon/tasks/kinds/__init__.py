@@ -1,1 +1,1 @@
-"""The kinds of [task], one per file: what a file defines is named by the file's name."""
+"""Kinds of [task], one per file and of its name."""

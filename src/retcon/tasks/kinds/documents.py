@@ -1,10 +1,12 @@
-"""Questions about long documents, made here and graded exactly, for programs that call a model on parts of them.
+"""Task family of generated questions about long documents, graded exactly.
+
+They are for programs that call a model on parts of a document.
 
     Tom apple 412
     Mia horse 108
 
-A document is lines of a name, a thing and a number; a question is about what the things are: which line is about food,
-how many are. The groups stand nowhere in the text, so that a search for words does not answer it: a model has to.
+A document is lines of a name, a thing and a number; a question is about the groups of things: which line is about food,
+how many are. The groups are not in the text, so that a search for words does not answer it: only a model can.
 
 - `word`: the number of the only line with a thing, in the manner of S-NIAH (RULER, arXiv 2404.06654), whose needle is
   a sentence among essays; a search for the word finds it, there as here.
@@ -38,7 +40,7 @@ from retcon.config.section import NonNegative, Probability, StrList
 from retcon.core.errors import nearest
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 from retcon.tasks.registry import RIGHT, WRONG, CountTokens
 from retcon.tasks.types import Lesson, Split, Task
 
@@ -48,7 +50,7 @@ GROUPS = {
     "house": ("door", "window", "wall", "chair", "cup", "box"),
     "animal": ("bird", "dog", "cat", "horse", "fish"),
 }
-"""What lines can be about."""
+"""Groups of things in lines."""
 NAMES = ("Tom", "Mia", "Ada", "Ben", "Eva", "Max", "Ida", "Leo", "Zoe", "Jan")
 NONE = "none"
 EVALUATION_SHARE = 8
@@ -61,7 +63,7 @@ _LINE_CHARS = 13.3
 @dataclass(frozen=True, slots=True)
 class Question:
     """A kind of question: its words, with a `{}` for each group or thing, and its answer from (number, thing) of all
-    lines. of: what it is about."""
+    lines. of: groups or things."""
 
     words: str
     groups: int
@@ -117,14 +119,14 @@ def solve(text: str) -> str | None:
 
 
 def as_answer(text: str) -> str:
-    """The answer in a reply: what it boxes, else all of it, without case, and pairs in any order."""
-    given = boxed(text)
+    """Return a reply's boxed answer, or all of it. Case and the order of pairs do not count."""
+    given = find_boxed(text)
     words = (text if given is None else given).lower().strip().removeprefix("answer:").replace(",", " ").split()
     return " ".join(sorted(words)).rstrip(".")
 
 
 def make_document(kind: str, groups: Sequence[str], lines: int, rng: random.Random) -> str:
-    """Draw a document of so many lines for a question of this kind about these groups, or this thing."""
+    """Draw a document of so many lines for a kind of question. groups: of the question, or its thing."""
     others = [group for group in GROUPS if group not in groups] if kind in ("needle", "pair") else list(GROUPS)
     # Some groups are named more often than others, so that the most common one is not a matter of chance alone.
     weights = [rng.randint(1, 4) for _ in others]
@@ -151,8 +153,8 @@ def make_document(kind: str, groups: Sequence[str], lines: int, rng: random.Rand
 def documents(
     seed: int, split: Split, kinds: Sequence[str], lengths: tuple[int, int]
 ) -> Iterator[tuple[str, str, str]]:
-    """An endless stream of kinds, questions and documents of a part. lengths: of documents, in characters, between
-    which they are drawn, so that short ones are as frequent as long ones."""
+    """Yield kinds, questions and documents of a part without end. lengths: least and most characters of documents;
+    short ones are as frequent as long ones."""
     for number in count():
         rng = random.Random(derive("documents", seed, split, number))
         kind = kinds[number % len(kinds)]
@@ -197,7 +199,7 @@ _SUBMIT = '\nanswer["content"] = result\nanswer["ready"] = True'
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How often the teacher is wrong: shares of its programs, and of its answers about parts."""
+    """Error rates of the teacher: shares of its programs, and of its answers about parts."""
 
     programs: float = 0.2
     answers: float = 0.1
@@ -206,7 +208,7 @@ class Rates:
 def write_program(
     kind: str, question: str, seen: Sequence[str], rng: random.Random, rates: Rates
 ) -> tuple[str, str | None]:
-    """What the teacher writes next: its words, and its program; after one that did not end the task, what it gave."""
+    """Write the teacher's next turn: words and program; after one that did not end the task, its output."""
     if len(seen) > 1:
         return f"answer: {NONE}", None
     size = rng.choice(PART_LINES)
@@ -218,7 +220,7 @@ def write_program(
 
 
 def answer_part(prompt: str, rng: random.Random, rates: Rates) -> str:
-    """What the teacher answers a call of its program: what is right, or what would be right for fewer lines."""
+    """Answer a call of the teacher's program: rightly, or rightly for fewer lines."""
     if rng.random() < rates.answers:
         found = list(_LINE.finditer(prompt))
         for line in rng.sample(found, len(found) - len(found) // 2):
@@ -228,7 +230,7 @@ def answer_part(prompt: str, rng: random.Random, rates: Rates) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DocumentTasks:
-    """Implements `TaskSet` and `Taught`. lengths, evaluation_lengths: see `documents`. in_prompt: see [task]."""
+    """Task set of documents. Implements `TaskSet`, `Taught`. lengths, evaluation_lengths, in_prompt: keys of [task]."""
 
     kinds: tuple[str, ...] = KINDS
     lengths: tuple[int, int] = (4000, 4000)
@@ -269,7 +271,7 @@ class DocumentTasks:
         return write_program(kind, question, seen, rng, self.rates)
 
     def answer_subcall(self, prompt: str, rng: random.Random) -> str:
-        """What the teacher answers a call of its own program."""
+        """Answer a call of the teacher's own program."""
         return answer_part(prompt, rng, self.rates)
 
 
@@ -281,7 +283,7 @@ def _without_marks(text: str) -> str:
 
 
 def _graded_below(child: Trajectory) -> Trajectory:
-    """A call of the model with a reward, where it asks one of QUESTIONS."""
+    """Give a model call a reward, where it asks one of QUESTIONS."""
     child = replace(child, children=tuple(map(_graded_below, child.children)))
     expected = solve(_without_marks("".join(segment.text for segment in child.prompt)))
     if expected is None or child.stop == "infrastructure":
@@ -291,7 +293,7 @@ def _graded_below(child: Trajectory) -> Trajectory:
 
 
 class Documents(TaskSection):
-    """`kind = "documents"`."""
+    """Section [task] of kind `documents`."""
 
     asks: StrList = Field(KINDS, description="kinds of questions, in turns: word, needle, count, aggregate, pair")
     length: Annotated[int, Field(ge=20, le=10_000_000)] = Field(4000, description="characters of a document")

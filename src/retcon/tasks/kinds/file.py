@@ -9,7 +9,7 @@ from retcon.tasks.registry import CountTokens
 
 
 class File(FileTaskSettings, TaskSection):
-    """`kind = "file"`."""
+    """Section [task] of kind `file`."""
 
     def build(self, count_tokens: CountTokens | None = None) -> DataTasks:
         return self.open(count_tokens)

@@ -1,4 +1,4 @@
-"""The number problems (`retcon.tasks.kinds.numbers`) as a task family, with the weak teacher of a cold start."""
+"""Task family of number problems, with a cold start's weak teacher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import Field
 from retcon.config.schema import TaskSection
 from retcon.config.section import Probability
 from retcon.core.types import Trajectory
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 from retcon.tasks.registry import RIGHT, WRONG, CountTokens
 from retcon.tasks.types import Lesson, Split, Task
 
@@ -36,7 +36,7 @@ EVALUATION_SHARE = 8  # one problem in eight belongs to the evaluation split
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One of the nine: its words, how its arguments are drawn, and what it is worth.
+    """One of nine operations: its words, the draw of its arguments, and its value.
 
     `phrase` has one `{}` per argument. `draw` gives arguments for the first step; `draw_with(rng, x)` gives those of
     a later one, with x, the value before, at position `x_at`.
@@ -72,7 +72,7 @@ class Step:
         return self.operation.value(*self.args)
 
     def after(self, value: int) -> Step:
-        """The step as someone takes it for whom the step before came to `value`, right or wrong."""
+        """Return the step with `value`, right or wrong, as the result before."""
         if self.x_at is None:
             return self
         return replace(self, args=(*self.args[: self.x_at], value, *self.args[self.x_at + 1 :]))
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NumberProblem:
-    """Two steps or more; the value of each is an argument of the next one."""
+    """A problem of two steps or more; each value is an argument of the next step."""
 
     steps: tuple[Step, ...]
 
@@ -209,7 +209,7 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def draw_problem(rng: random.Random, steps: int = 2) -> NumberProblem:
-    """One problem from the stream `rng`, of either split."""
+    """Draw one problem from the stream `rng`, of either split."""
     drawn: list[Step] = []
     while len(drawn) < steps:
         operation = rng.choice(OPERATIONS)
@@ -224,7 +224,7 @@ def draw_problem(rng: random.Random, steps: int = 2) -> NumberProblem:
 
 
 def problems(seed: int, split: Split, steps: int = 2) -> Iterator[NumberProblem]:
-    """An endless stream of distinct problems of one split; the same seed gives the same stream."""
+    """Yield distinct problems of one split without end; equal seeds give equal streams."""
     rng = random.Random(f"numbers/{split}/{seed}")
     seen: set[str] = set()
     while True:
@@ -369,8 +369,8 @@ PROGRAMS: dict[str, Programs] = {
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How weak the teacher is: the share of first tries at a step that fail, of tries right after an error that do,
-    and of programs that run that are of a wrong method. Another teacher is for measuring, not for better agents.
+    """Error rates of the teacher: shares of failing first tries at a step and of failing tries right after an error,
+    and of running programs with a wrong method. Other rates are for measuring, not for better agents.
     """
 
     first_failure: float = 0.995
@@ -383,14 +383,14 @@ WEAK = Rates()
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the teacher has seen of a call: what it printed, and whether that is the number that it asked for."""
+    """The teacher's view of a call: its output, and whether that is the requested number."""
 
     worked: bool
     output: str
 
 
 def write_code(step: Step, rng: random.Random, *, after_error: bool, rates: Rates = WEAK) -> str:
-    """One try at a step: right, failing or of a wrong method."""
+    """Write one try at a step: right, failing or by a wrong method."""
     programs = PROGRAMS[step.operation.name]
     if rng.random() < (rates.retry_failure if after_error else rates.first_failure):
         source = rng.choice(programs.failing)
@@ -404,7 +404,7 @@ def write_code(step: Step, rng: random.Random, *, after_error: bool, rates: Rate
 def reply(
     problem: NumberProblem, seen: Sequence[Seen], rng: random.Random, rates: Rates = WEAK
 ) -> tuple[str, str | None]:
-    """The teacher's next turn after what it has seen: its words, and its code unless this is the answer."""
+    """Write the teacher's next turn after these calls: its words, and its code or None for the answer."""
     values = [s.output for s in seen if s.worked]
     after_error = bool(seen) and not seen[-1].worked
     done = len(values)
@@ -420,7 +420,7 @@ def reply(
 def next_turn(
     problem: NumberProblem, printed: Sequence[str], rng: random.Random, *, rates: Rates = WEAK
 ) -> tuple[str, str | None]:
-    """As `reply`, a `Lesson`: what is no number did not work."""
+    """Write the next turn, as a `Lesson`; an output other than a number counts as a failure."""
     return reply(problem, [Seen(_is_number(text), text) for text in printed], rng, rates)
 
 
@@ -430,7 +430,7 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NumberTasks:
-    """Implements `TaskSet` and `Taught`; graded by exact match of the boxed integer. rates: how weak its teacher is."""
+    """Task set of number problems, graded by boxed integer. Implements `TaskSet`, `Taught`. rates: of the teacher."""
 
     name: str = "numbers"
     system: str | None = None
@@ -446,7 +446,7 @@ class NumberTasks:
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
         if trajectory.stop == "infrastructure":
             return trajectory
-        answer = boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
+        answer = find_boxed(trajectory.turns[-1].text) if trajectory.turns and trajectory.stop == "answer" else None
         reason = "no boxed answer" if answer is None else "equal" if answer == task.answer else "not equal"
         return replace(trajectory, answer=answer, reward=RIGHT if answer == task.answer else WRONG, reason=reason)
 
@@ -456,7 +456,7 @@ class NumberTasks:
 
 
 class Numbers(TaskSection):
-    """`kind = "numbers"`."""
+    """Section [task] of kind `numbers`."""
 
     own_lengths: ClassVar[bool] = True
     steps: int = Field(2, ge=2, le=MAX_STEPS, description="of a problem: each uses the value of the one before")

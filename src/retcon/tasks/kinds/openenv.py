@@ -15,7 +15,7 @@ Url = Annotated[str, AfterValidator(lambda url: server_urls((url,))[0])]
 
 
 class Openenv(EnvironmentSection):
-    """`kind = "openenv"`."""
+    """Section [task] of kind `openenv`."""
 
     url: Url = Field("http://127.0.0.1:8000", description="the server's")
     prompt: str = Field("", description="what stands before what `reset` shows, where a row has no column of that name")

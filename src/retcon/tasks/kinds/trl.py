@@ -13,7 +13,7 @@ from retcon.tasks.environments.types import Environment, load_rows
 
 
 class Trl(EnvironmentSection):
-    """`kind = "trl"`."""
+    """Section [task] of kind `trl`."""
 
     environment: str = Field("", description="import path of the class, or of a function that gives an instance")
     arguments: dict[str, Any] = Field({}, description="what that is called with")

@@ -12,7 +12,7 @@ from retcon.tasks.environments.verifiers import TasksetEnvironment, VerifiersEnv
 
 
 class Verifiers(EnvironmentSection):
-    """`kind = "verifiers"`."""
+    """Section [task] of kind `verifiers`."""
 
     environment: str = Field("", description="an installed environment's or taskset's id, or the import path of what "
                              "makes one")  # fmt: skip

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
-from retcon.tasks.graders.text import rational
+from retcon.tasks.graders.text import parse_rational
 
 MOST_CHARS = 200
 MOST_POWER = 64
@@ -167,7 +167,7 @@ def read_steps(solution: str, question: str, answer: str) -> tuple[Step, ...]:
     steps = _Reader(question).read([(line, found) for line in lines if (found := _steps_in(line))])
     if not steps:
         raise Unusable("no step that is arithmetic")
-    wanted = rational(answer)
+    wanted = parse_rational(answer)
     right = [n for n, step in enumerate(steps) if step.value == wanted]
     return tuple(steps[: right[-1] + 1] if right else steps)
 
@@ -268,7 +268,7 @@ class _Reader:
         names = {step.value: step.name for step in (*reversed(self._steps[before:]), *self._steps[:before])}
 
         def put(match: re.Match[str]) -> str:
-            value = rational(match["number"])
+            value = parse_rational(match["number"])
             return match[0] if value is None or value in self._asked else names.get(value, match[0])
 
         return _IN_TEXT.sub(put, text)
@@ -280,7 +280,11 @@ def _steps_in(line: str) -> list[_Found]:
     for match in _STEP.finditer(line):
         said = _read(match["said"] or match["plainly"])
         if match["left"] is None:
-            if said is not None and not isinstance(said, ast.Constant) and value_of(said) == rational(match["result"]):
+            if (
+                said is not None
+                and not isinstance(said, ast.Constant)
+                and value_of(said) == parse_rational(match["result"])
+            ):
                 found.append(_Found(match.start(), match.end(), said, "{}"))
             continue
         tree = _read(match["left"])
@@ -316,7 +320,7 @@ def _read(text: str | None) -> ast.expr | None:
 
 def _numbers(text: str) -> list[Fraction]:
     """Those that a text has, in digits or in words."""
-    in_digits = (rational(match[0]) for match in re.finditer(_NUMBER, text))
+    in_digits = (parse_rational(match[0]) for match in re.finditer(_NUMBER, text))
     in_words = (_IN_WORDS.get(word) for word in re.findall("[a-z]+", text.lower()))
     return [value for value in (*in_digits, *in_words) if value is not None]
 

@@ -15,7 +15,7 @@ from retcon.tasks.data.conventions import conventions
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.load import unreadable
 from retcon.tasks.data.settings import FileTaskSettings
-from retcon.tasks.graders.text import letter as letter_of
+from retcon.tasks.graders.text import answer_letter as letter_of
 
 CODE = ("humaneval", "mbpp", "apps", "livecodebench")
 

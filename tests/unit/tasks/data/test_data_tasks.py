@@ -24,7 +24,7 @@ from retcon.tasks.data.fields import DataError, canonicalize
 from retcon.tasks.data.load import load
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.data.tasks import DataTasks
-from retcon.tasks.registry import held_out, task_set
+from retcon.tasks.registry import draw_problems, task_set
 from retcon.tasks.types import Task
 
 
@@ -349,10 +349,10 @@ def test_two_sets_of_one_name_grade_their_own_tasks(module: Any, tmp_path: Path)
 
 def test_problems_of_one_id_are_refused_and_no_more_are_wanted_than_there_are() -> None:
     recipe = load_recipe(None, ())
-    assert len(held_out(recipe, Easy(), 5)) == 5
+    assert len(draw_problems(recipe, Easy(), 5)) == 5
     told = r"test_data_tasks:Easy\.evaluation\(count, seed\) gave 2 tasks with the id 'Easy/held/0': an id names one"
     with pytest.raises(RecipeError, match=told):
-        held_out(recipe, Easy(), 6)
+        draw_problems(recipe, Easy(), 6)
 
 
 def test_sources_that_give_one_id_are_named(module: Any, tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_sources_that_give_one_id_are_named(module: Any, tmp_path: Path) -> None
     ):
         found = mixed(*paths, **({"evaluation_split": "test"} if path in paths else {}))
         with pytest.raises(RecipeError, match=rf"^{said} gave 2 tasks with the id '[\w/]+': an id names one"):
-            held_out(load_recipe(None, ()), found, 6)
+            draw_problems(load_recipe(None, ()), found, 6)
 
 
 def test_the_system_prompt_of_the_recipe_is_part_of_a_prompts_length(tmp_path: Path) -> None:
