@@ -162,7 +162,7 @@ def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: i
     if shared:
         raise RecipeError(
             f"{class_path(tasks)}: {counted(len(shared), 'training task')} of train(seed) come from "
-            f"evaluation(count, seed) as well, by id or by content ({shared[0]} is the first): they must not overlap"
+            f"evaluation(count, seed) as well, by id or by content ({shared[0]} is the first): the two must not overlap"
         )
 
 
