@@ -66,8 +66,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 def diagnose() -> Diagnosis:
     """Examine the machine; starts one sandbox worker, imports no extra."""
     from retcon import __version__
-    from retcon.sandbox.doctor import advice as sandbox_advice
-    from retcon.sandbox.doctor import look, probe
+    from retcon.sandbox.doctor import inspect_machine, probe
+    from retcon.sandbox.doctor import list_advice as sandbox_advice
 
     packages = {extra: names for extra, names in requirements().items() if extra != DEVELOPERS}
     versions = {name: _installed(name) for names in packages.values() for name in names}
@@ -78,7 +78,7 @@ def diagnose() -> Diagnosis:
     advice = [f"pip install {' '.join(lacking)}"] if lacking else []
     advice += [how_to_install(extra) for extra, present in extras.items() if not present]
     if sandbox.tier != "namespaces":
-        advice += sandbox_advice(look(), sandbox)
+        advice += sandbox_advice(inspect_machine(), sandbox)
     if machine.memory_gb is not None and machine.memory_gb < NEEDED_GB:
         advice.append(f"{machine.memory_gb:.1f} GiB of memory are free; the quickstart may need {NEEDED_GB:g}")
     return Diagnosis(

@@ -278,12 +278,12 @@ async def _serve(opened: socket.socket, settings: Settings, sandbox: SandboxPool
 
 def sandbox_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Show the available tiers, obstacles, measurements and advice."""
-    from retcon.sandbox.doctor import Probe, advice, look, probe_tiers
+    from retcon.sandbox.doctor import Probe, inspect_machine, list_advice, probe_tiers
 
-    machine = look()
+    machine = inspect_machine()
     tiers = probe_tiers()
     best = next((found for found in tiers.values() if found.tier), Probe(None, problem=tiers["rlimits"].problem))
-    tips = advice(machine, best)
+    tips = list_advice(machine, best)
     if as_json:
         import json
 

@@ -84,11 +84,11 @@ class SessionForgotten(SessionLost):
     """The server does not know the session; unlike a lost one, it cannot be rolled back."""
 
 
-class ServerBroken(SandboxUnavailable):
+class ServerFault(SandboxUnavailable):
     """The server failed internally on this request, as any other would."""
 
 
-class NotOurs(SandboxUnavailable):
+class NotASandbox(SandboxUnavailable):
     """The server is not a sandbox server, or rejects the token."""
 
 
@@ -175,7 +175,7 @@ class Remote:
             patience: in place of the client's.
             key: idempotency key, the same for repetitions.
 
-        Raises ServerUnavailable (no answer, `LATER`, any 5xx but the server's own `internal`), ServerBroken (that one),
+        Raises ServerUnavailable (no answer, `LATER`, any 5xx but the server's own `internal`), ServerFault (that one),
         CallRefused (the request is wrong, or too large), SessionLost (the session is gone), KeyError (no such
         checkpoint), SandboxUnavailable (the server is no sandbox, or wants another token).
         """
@@ -193,12 +193,12 @@ class Remote:
         return response
 
     async def run(self, path: str, body: Mapping[str, Any], *, seconds: float, key: str | None = None) -> Result:
-        """Run a program. Raises as `ask`; ServerBroken becomes a result of status `infrastructure`."""
+        """Run a program. Raises as `ask`; ServerFault becomes a result of status `infrastructure`."""
         try:
             return decode(await self.ask("POST", path, body, seconds=seconds, key=key), Result)
         except RequestAnswered as answered:
             return answered.result
-        except ServerBroken as error:
+        except ServerFault as error:
             return Result("infrastructure", stderr=str(error))
 
     def _raise(self, response: HttpResponse) -> None:
@@ -223,13 +223,15 @@ class Remote:
             "refused": CheckpointRefused(message, full=refused.full),
             "unknown_checkpoint": KeyError(message),
             **dict.fromkeys(("invalid", "invalid_json", "too_long"), CallRefused(message, refused.error.field)),
-            "internal": ServerBroken(f"{self.url}: {message}"),
+            "internal": ServerFault(f"{self.url}: {message}"),
         }
         if kind in errors:
             raise errors[kind]
         if response.status == 401:
-            raise NotOurs(f"{self.url} requires another token: put the server's into {TOKEN}, or give it as `token`")
-        fault = NotOurs if response.status in NOT_OURS else SandboxUnavailable
+            raise NotASandbox(
+                f"{self.url} requires another token: put the server's into {TOKEN}, or give it as `token`"
+            )
+        fault = NotASandbox if response.status in NOT_OURS else SandboxUnavailable
         raise fault(f"{self.url} answers {response.status}: is it a retcon sandbox server? {message}")
 
 
@@ -427,7 +429,7 @@ class SandboxClient(_RemoteSandbox):
         try:
             opened = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            leaving = asyncio.ensure_future(_leave(remote, opening))
+            leaving = asyncio.ensure_future(_close_late_session(remote, opening))
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
             raise
@@ -445,7 +447,7 @@ async def _try_limits(remote: Remote, limits: Limits) -> None:
     body = request_body(Program("pass", limits=limits, wait=0.0))
     try:
         await remote.ask("POST", "/v1/run", body, patience=PROBE_SECONDS)
-    except (ServerUnavailable, ServerBroken):  # about the call alone: the server has answered
+    except (ServerUnavailable, ServerFault):  # about the call alone: the server has answered
         return
     except CallRefused as error:
         raise LimitsRefused(
@@ -466,7 +468,7 @@ async def _open(remote: Remote, body: Mapping[str, Any], key: str) -> _Opened:
     return opened
 
 
-async def _leave(remote: Remote, opening: asyncio.Task[_Opened]) -> None:
+async def _close_late_session(remote: Remote, opening: asyncio.Task[_Opened]) -> None:
     """Close the session of a cancelled request; the server closes a late one by itself."""
     await asyncio.wait((opening,), timeout=LEAVE_SECONDS)
     if not opening.done():
@@ -643,8 +645,8 @@ class SandboxRouter(_RemoteSandbox):
             try:
                 result = await server.client.once(program)
             finally:
-                server.less()
-            server.note(result)
+                server.release()
+            server.count_result(result)
             lost += result.status == "infrastructure"
             if result.status == "infrastructure" and lost < min(FAILED, len(self.up)):
                 raise ServerUnavailable(result.stderr, down=False)
@@ -656,11 +658,11 @@ class SandboxRouter(_RemoteSandbox):
         async def once(server: _Server) -> ClientSession:
             server.load += 1
             try:
-                opened = await server.client.open_session(limits, seed, key, on_end=server.less)
+                opened = await server.client.open_session(limits, seed, key, on_end=server.release)
             except BaseException:
-                server.less()
+                server.release()
                 raise
-            opened.on_result = server.note
+            opened.on_result = server.count_result
             return opened
 
         return lambda: self._ask_any(once)
@@ -679,12 +681,12 @@ class SandboxRouter(_RemoteSandbox):
             server.breaker.record_request(time.monotonic())
             try:
                 return await ask(server)
-            except (ServerUnavailable, NotOurs, ServerBroken) as error:
+            except (ServerUnavailable, NotASandbox, ServerFault) as error:
                 fault = error if isinstance(error, ServerUnavailable) else ServerUnavailable(str(error))
                 now = time.monotonic()
                 if fault.down:
                     server.breaker.record_failure(now)
-                    if server.up and self._is_open and not isinstance(error, ServerBroken):
+                    if server.up and self._is_open and not isinstance(error, ServerFault):
                         server.take_out(str(fault))
                         self._last_out = now
                 server.breaker.until = max(server.breaker.until, now + fault.after)
@@ -744,10 +746,10 @@ class _Server:
         self.why = ""
         self.probing: asyncio.Task[None] | None = None
 
-    def less(self) -> None:
+    def release(self) -> None:
         self.load -= 1
 
-    def note(self, result: Result) -> None:
+    def count_result(self, result: Result) -> None:
         """Count a result for the circuit breaker."""
         record = self.breaker.record_failure if result.status == "infrastructure" else self.breaker.record_success
         record(time.monotonic())

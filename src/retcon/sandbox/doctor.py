@@ -92,7 +92,7 @@ class Machine:
     root: bool
 
 
-def look() -> Machine:
+def inspect_machine() -> Machine:
     return Machine(
         system=sys.platform,
         user_namespaces=_number("/proc/sys/user/max_user_namespaces"),
@@ -102,7 +102,7 @@ def look() -> Machine:
     )
 
 
-def advice(machine: Machine, best: Probe) -> list[str]:
+def list_advice(machine: Machine, best: Probe) -> list[str]:
     """List what to install or enable, most useful first."""
     if machine.system != "linux":
         return [f"the sandbox needs Linux, and this is {machine.system}: run it in a container or a virtual machine"]

@@ -447,18 +447,7 @@ class _Archive:
         return data
 
 
-__all__ = [
-    "STDIN",
-    "WHOLE",
-    "LinesWriter",
-    "Record",
-    "Shape",
-    "Source",
-    "Writer",
-    "detect_bom",
-    "open_source",
-    "writer",
-]
+__all__ = ["STDIN", "WHOLE", "LinesWriter", "Record", "Shape", "Source", "Writer", "find_bom", "open_source", "writer"]
 
 STDIN = Path("-")
 KINDS = (".jsonl", ".ndjson", ".json", ".traj", ".eval", ".parquet", ".pt")
@@ -510,7 +499,7 @@ def open_source(path: Path) -> Source:
 def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[], int]) -> Source:
     """Detect a file's shape by its first bytes and its name."""
     head = file.peek(_CHUNK)[:_CHUNK]
-    if wide := detect_bom(head):
+    if wide := find_bom(head):
         file.close()
         raise RecordError(f"{name}: it is {wide}, and not UTF-8: iconv -f {wide} -t UTF-8 rewrites it")
     first = head.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
@@ -528,7 +517,7 @@ def _source_of(path: Path, file: io.BufferedReader, name: str, read: Callable[[]
     return Source(path, "lines", _lines(file, name), read)
 
 
-def detect_bom(head: bytes) -> str:
+def find_bom(head: bytes) -> str:
     """Return a byte order mark's encoding, if not UTF-8, else ""."""
     for encoding, marks in _MARKS.items():  # the mark of UTF-32 begins as that of UTF-16
         if head.startswith(marks):

@@ -52,12 +52,12 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 def _clear(partial: Path, old: Path) -> None:
     """Remove a new folder's remains and the old folder, which is restored first if nothing replaced it."""
-    _put_back(old)
+    _restore_old(old)
     for rest in (partial, old):
         shutil.rmtree(rest, ignore_errors=True)
 
 
-def _put_back(old: Path) -> None:
+def _restore_old(old: Path) -> None:
     target = old.with_name(old.name.removeprefix(_OLD))
     if old.exists() and not target.exists():
         old.rename(target)
@@ -128,7 +128,7 @@ def write_json(target: Path, content: object) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove a killed process's partial files in `folder`; restore the folders it was replacing."""
     for old in [*folder.glob(f"{_OLD}*")]:
-        _put_back(old)
+        _restore_old(old)
     for path in folder.glob(f"{PARTIAL}*"):
         if path.is_dir():
             shutil.rmtree(path)

@@ -209,7 +209,7 @@ me, token = frame.f_locals['self'], frame.f_locals['command']['token']
 def test_what_is_said_of_a_copy_is_not_believed_to_be_a_number() -> None:
     async def work(pool: SandboxPool) -> None:
         session = await pool.session(limits=WALL)
-        long = "lambda command: [me._say(command['token'], '\\0' + '9' * 5000) for _ in range(2)]"
+        long = "lambda command: [me._send_report(command['token'], '\\0' + '9' * 5000) for _ in range(2)]"
         await session.run(f"{INSIDE}\nme._operations['freeze'] = {long}")
         with pytest.raises(SessionLost) as lost:
             await session.checkpoint()

@@ -44,7 +44,7 @@ def test_a_command_that_is_not_read_does_not_stop_the_clocks(session: Attacked) 
     session.run(
         FORGE + "token = sys._getframe()\nwhile 'command' not in token.f_locals: token = token.f_back\n"
         "token = token.f_locals['command']['token']\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "it._say(token, '=\\0')\nwhile True: pass"
+        "it._send_report(token, '=\\0')\nwhile True: pass"
     )
     late = session.run("'" + "x" * (3 << 20) + "'", limits=Limits(memory_mb=128, cpu_seconds=1, wall_seconds=1))
     assert (late.status, late.error_type) == ("timeout", "TimeoutError")
@@ -59,7 +59,7 @@ def test_memory_is_watched_while_a_command_is_not_read(session: Attacked) -> Non
     state = session.checkpoint()
     session.run(
         FORGE + EAT + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
-        "it._say(frame.f_locals['command']['token'], '=\\0')\n"
+        "it._send_report(frame.f_locals['command']['token'], '=\\0')\n"
         "for _ in range(6):\n    if os.fork() == 0:\n        x = eat(80)\n        while True: time.sleep(60)\n"
         "while True: time.sleep(60)"
     )
@@ -77,7 +77,7 @@ def test_a_cell_cannot_say_that_the_sandbox_was_at_fault(session: Attacked) -> N
     for word in ("-", "-infrastructure", "=infrastructure\\0", "!infrastructure", "!", "=" + "n" * 5000 + "\\0"):
         said = session.run(
             FORGE + "frame = sys._getframe()\nwhile 'command' not in frame.f_locals: frame = frame.f_back\n"
-            f"it._say(frame.f_locals['command']['token'], '{word}')"
+            f"it._send_report(frame.f_locals['command']['token'], '{word}')"
         )
         assert said.status in ("ok", "error")
         assert len(said.error_type or "") <= 200
@@ -122,7 +122,7 @@ def test_pipes_that_are_full_or_without_a_reader_block_no_caller(session: Attack
 @contained_by(*ALL)
 @pytest.mark.parametrize("word", ["fork", "", "infrastructure", "x" * 3000])
 def test_a_refusal_that_a_cell_makes_up_refuses_its_checkpoint_alone(session: Attacked, word: str) -> None:
-    session.run(FORGE + f"it._operations['freeze'] = lambda command: it._say(command['token'], '-{word}')")
+    session.run(FORGE + f"it._operations['freeze'] = lambda command: it._send_report(command['token'], '-{word}')")
     assert len(session.tries()) < 200
     assert session.run("1").value == "1"
     session.rests()
@@ -140,7 +140,7 @@ while 'command' not in frame.f_locals: frame = frame.f_back
 token = frame.f_locals['command']['token']
 if os.fork() == 0:
     it._pid = os.getpid()
-    it._say(token, '=\\0=forged')
+    it._send_report(token, '=\\0=forged')
     while True: pass
 while True: pass
 """

@@ -29,7 +29,7 @@ def orphan(work):
 def forge(work):
     def forged(command):
         orphan(work)
-        it._say(command['token'], '=')
+        it._send_report(command['token'], '=')
     it._operations['freeze'] = forged
 def spin(writes):
     os.write(writes, b'x')
@@ -73,7 +73,7 @@ def test_a_forged_copy_that_is_more_than_one_thread_is_none(session: Attacked, w
 @contained_by(*ALL)
 @pytest.mark.parametrize("made", ["none", "two"])
 def test_the_one_new_process_is_the_copy_or_there_is_none(session: Attacked, made: str) -> None:
-    said = "it._say(command['token'], '=')"
+    said = "it._send_report(command['token'], '=')"
     forged = {
         "none": f"it._operations['freeze'] = lambda command: {said}",
         "two": f"it._operations['freeze'] = lambda command: (orphan(spin), orphan(spin), {said})",
@@ -248,7 +248,7 @@ def forged(command):
         time.sleep(60)
     os.setpgid(link, link)
     orphan(work)
-    it._say(command['token'], '=')
+    it._send_report(command['token'], '=')
 it._operations['freeze'] = forged
 open('kept', 'w').write('x')
 """

@@ -113,7 +113,7 @@ def emptied(tmp_path: Path) -> Iterator[Path]:
     """pytest itself could not empty it, if the test fails."""
     yield tmp_path
     top = os.open(tmp_path, os.O_RDONLY)
-    scratch.empty_open(top)
+    scratch.empty_folder(top)
     os.close(top)
 
 

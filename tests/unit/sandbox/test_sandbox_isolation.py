@@ -14,7 +14,7 @@ import pytest
 from retcon.sandbox.jail import scratch
 from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
 from retcon.sandbox.jail.confine.confinement import Confinement
-from retcon.sandbox.jail.confine.isolate import attempt
+from retcon.sandbox.jail.confine.isolate import try_tier
 from retcon.sandbox.jail.confine.seccomp import ALLOW, ERRNO, KILL, NUMBERS, Instruction
 from retcon.sandbox.jail.confine.users import FIRST_UID, OVERFLOW_UID, PASSING, UIDS, pick_uid
 from retcon.sandbox.jail.messages import Bounds
@@ -163,7 +163,7 @@ def test_an_old_landlock_is_refused_where_calls_keep_their_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(landlock, "abi", lambda: 2)
-    assert "ABI 2" in attempt(str(tmp_path), "landlock", None)
+    assert "ABI 2" in try_tier(str(tmp_path), "landlock", None)
 
 
 def test_what_calls_may_read_holds_python_and_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_emptying_leaves_nothing_whatever_is_there(tmp_path: Path) -> None:
     (folder / "a").chmod(0)
     fd = os.open(folder, os.O_RDONLY)
     try:
-        scratch.empty_open(fd)
+        scratch.empty_folder(fd)
     finally:
         os.close(fd)
     assert not list(folder.iterdir())
@@ -268,7 +268,7 @@ def test_the_size_is_measured_however_deep_and_whatever_the_modes(tmp_path: Path
         assert stat.S_IMODE(closed.stat().st_mode) == 0
     finally:
         top = os.open(tmp_path, os.O_RDONLY)
-        scratch.empty_open(top)
+        scratch.empty_folder(top)
         os.close(top)
     assert list(Path("/proc/self/fd").iterdir()) == descriptors
 
@@ -292,12 +292,12 @@ def test_a_cgroup_is_found_by_its_line(delegated: Path) -> None:
 
 def test_a_cgroup_without_its_controllers_is_refused_and_nothing_is_left(delegated: Path) -> None:
     with pytest.raises(OSError, match="does not pass on memory and pids"):
-        cgroup.Group(str(delegated), "1")
+        cgroup.Cgroup(str(delegated), "1")
     assert not [path for path in delegated.iterdir() if path.is_dir()]
 
 
 @pytest.fixture
-def group(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> cgroup.Group:
+def group(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> cgroup.Cgroup:
     """A worker's, entered."""
     made = os.mkdir
 
@@ -311,7 +311,7 @@ def group(delegated: Path, monkeypatch: pytest.MonkeyPatch) -> cgroup.Group:
     return cgroup.join("7", 99)
 
 
-def test_a_group_is_entered_limited_and_asked(delegated: Path, group: cgroup.Group) -> None:
+def test_a_group_is_entered_limited_and_asked(delegated: Path, group: cgroup.Cgroup) -> None:
     folder = delegated / "retcon-7"
     assert (folder / "pids.max").read_text() == "99"
     assert (folder / "cgroup.procs").read_text() == "0"
@@ -332,7 +332,7 @@ def test_a_group_is_entered_limited_and_asked(delegated: Path, group: cgroup.Gro
     ids=["itself", "its limit", "the machine", "otherwise"],
 )
 def test_who_ended_a_call_in_a_cgroup(
-    group: cgroup.Group, limit: int, killed: int, status: int, machine: bool, said: str
+    group: cgroup.Cgroup, limit: int, killed: int, status: int, machine: bool, said: str
 ) -> None:
     """limit, killed: what the cgroup counts afterwards. What other calls are killed for is no excuse of this one's."""
     confinement = Confinement("namespaces", "/nowhere")

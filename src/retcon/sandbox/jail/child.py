@@ -40,10 +40,10 @@ from retcon.sandbox.jail.program import (
     exit_code,
     flush_all,
     print_exception,
-    rehearse,
+    register_source,
     reseed,
-    show_source,
     type_name,
+    warm_up,
     write,
     write_error,
     write_main_when_spawning,
@@ -78,8 +78,8 @@ def _die_flushed(number: int, _frame: object) -> None:
 
 
 def prepare() -> None:
-    """Warm up the zygote once, before it forks; see `program.rehearse`."""
-    rehearse()
+    """Warm up the zygote once, before it forks; see `program.warm_up`."""
+    warm_up()
     os.dup2(0, 0, inheritable=True)  # a function's first use builds its argument parser
     math.ceil(1.0)
     resource.setrlimit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS))
@@ -146,16 +146,16 @@ def enter(
                 file.write(base64.b64decode(content[start : start + AT_ONCE]))
     memory = setting.baseline + (limits.memory_mb << 20)
     cpu = math.ceil(limits.cpu_seconds)
-    _bound(resource.RLIMIT_AS, memory, memory + MEMORY_HEADROOM)
-    _bound(resource.RLIMIT_CPU, cpu, cpu + 1)
-    _bound(resource.RLIMIT_FSIZE, limits.file_mb << 20)
-    _bound(resource.RLIMIT_NPROC, confinement.tasks + limits.processes)
+    _set_rlimit(resource.RLIMIT_AS, memory, memory + MEMORY_HEADROOM)
+    _set_rlimit(resource.RLIMIT_CPU, cpu, cpu + 1)
+    _set_rlimit(resource.RLIMIT_FSIZE, limits.file_mb << 20)
+    _set_rlimit(resource.RLIMIT_NPROC, confinement.tasks + limits.processes)
     confine(confinement)
-    _bound(resource.RLIMIT_NOFILE, limits.open_files)
+    _set_rlimit(resource.RLIMIT_NOFILE, limits.open_files)
     gc.enable()
 
 
-def _bound(kind: int, soft: int, hard: int | None = None) -> None:
+def _set_rlimit(kind: int, soft: int, hard: int | None = None) -> None:
     """Set a limit, at most the present hard limit, which cannot be raised."""
     most = resource.getrlimit(kind)[1]
     wanted = (soft, soft if hard is None else hard)
@@ -170,12 +170,12 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     try:
-        show_source(source, FILENAME)
+        register_source(source, FILENAME)
         value = _run_as_main(source, main, echo)
     except SystemExit as stop:
         code = exit_code(stop, streams)
         with suppress(BaseException):
-            _finish()
+            _exit_interpreter()
     except BaseException as error:  # noqa: BLE001 - whatever the program raised is its result
         code, raised = 1, type_name(error)[:NAME_CHARS]
         if process() == own:  # at once: the following runs the program's code, which may end the process
@@ -187,15 +187,15 @@ def _program(source: str, token: bytes, output_bytes: int, echo: bool) -> int:
         if raised != "MemoryError":  # a long program's lines may not fit then
             with suppress(BaseException):  # its data and a long traceback may exceed the limit together
                 _set_limit(_MEMORY, memory)
-            show_source(source, FILENAME)  # once more, as the program may have emptied the cache
+            register_source(source, FILENAME)  # once more, as the program may have emptied the cache
         _show(error, raised)
         if raised != "MemoryError":  # then nothing is left that could run
             with suppress(BaseException):
-                _finish()
+                _exit_interpreter()
     flush_all(streams)
     if not raised and process() == own:  # not a fork of the program that reached its end too
         put(RECORD_FD, token + f"\0{cut_middle(value, keep)}".encode("utf-8", "replace") + token)
-    _write_out()
+    _close_open_files()
     return code
 
 
@@ -228,7 +228,7 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
                 result = eval(last, names)
                 if result is not None:
                     value = "=" + repr(result)
-            _finish()
+            _exit_interpreter()
         finally:
             error = _raised()
             try:  # noqa: SIM105 - `suppress` would allocate an object
@@ -247,7 +247,7 @@ def _run_as_main(source: str, main: ModuleType, echo: bool) -> str:
     return value
 
 
-def _finish() -> None:
+def _exit_interpreter() -> None:
     """Do what an interpreter does at its end: join non-daemon threads, run exit handlers."""
     threading = sys.modules.get("threading")
     if threading is not None:
@@ -255,15 +255,15 @@ def _finish() -> None:
     atexit._run_exitfuncs()
 
 
-def _write_out() -> None:
+def _close_open_files() -> None:
     """Close the files that the program left open, as an interpreter does at exit; wrappers before the wrapped. The
     worker's own objects were frozen before the fork, and are not among these."""
     with suppress(BaseException):  # there may be no memory left
         if not any(fd > RECORD_FD and _is_file(fd) for fd in open_descriptors()):
             return  # without a scan of all objects
-        for one in sorted((one for one in gc.get_objects() if issubclass(type(one), _IOBase)), key=_depth):
+        for one in sorted((one for one in gc.get_objects() if issubclass(type(one), _IOBase)), key=_closing_order):
             with suppress(BaseException):
-                if not _only_reads(one):
+                if not _is_read_only(one):
                     one.close()
 
 
@@ -287,12 +287,12 @@ def _is_file(fd: int) -> bool:
     return False
 
 
-def _only_reads(file: _IOBase) -> bool:
+def _is_read_only(file: _IOBase) -> bool:
     """Whether a file is read-only: closing one that a thread reads from would wait for its lock."""
     return issubclass(type(getattr(file, "buffer", file)), BufferedReader)
 
 
-def _depth(file: object) -> int:
+def _closing_order(file: object) -> int:
     """Return a file's place in closing order: text, compressed files, buffers, the rest."""
     kind = type(file)
     if issubclass(kind, TextIOWrapper):

@@ -39,7 +39,7 @@ def compile_program(source: str, filename: str, echo: bool) -> tuple[CodeType, C
     return compile(tree, filename, "exec", dont_inherit=True), last
 
 
-def rehearse(rounds: int = 20) -> None:
+def warm_up(rounds: int = 20) -> None:
     """Warm up the interpreter's caches by compiling, raising and reporting.
 
     Before the fork, since every page that is written after it has to be copied, in every call.
@@ -52,7 +52,7 @@ def rehearse(rounds: int = 20) -> None:
             _report(error, error.__traceback__)
 
 
-def show_source(source: str, filename: str) -> None:
+def register_source(source: str, filename: str) -> None:
     """Let tracebacks, warnings and `inspect` find the program's lines. Line ends stay, as the place of a mark depends
     on their length."""
     lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -165,7 +165,7 @@ def flush_all(streams: tuple[Any, ...]) -> None:
 Change = Callable[[ModuleType], None]
 
 
-def after_import(changes: Mapping[str, Change]) -> None:
+def call_after_import(changes: Mapping[str, Change]) -> None:
     """Call each function with its module, now or once it is loaded.
 
     A module without the expected attributes is the program's own of that name, and stays unchanged.
@@ -227,12 +227,12 @@ def reseed(seed: int | None = None) -> None:
     if seed is None:
         for name in NUMPYS:
             if name in sys.modules:
-                _give(sys.modules[name], int.from_bytes(os.urandom(4), "big"))
+                _seed_module(sys.modules[name], int.from_bytes(os.urandom(4), "big"))
         return
-    after_import(dict.fromkeys(NAMES, partial(_give, seed=seed)))
+    call_after_import(dict.fromkeys(NAMES, partial(_seed_module, seed=seed)))
 
 
-def _give(module: ModuleType, seed: int) -> None:
+def _seed_module(module: ModuleType, seed: int) -> None:
     module.seed(seed & 0xFFFFFFFF if module.__name__ in NUMPYS else seed)
 
 
@@ -246,12 +246,12 @@ MAIN = "init_main_from_path"
 
 def write_main_when_spawning(source: str, filename: str, folder: str) -> None:
     """Write the program to `folder` when it first spawns a process. filename: of its `__main__`."""
-    after_import({"multiprocessing.spawn": partial(_write_main, source, filename, folder)})
+    call_after_import({"multiprocessing.spawn": partial(_write_main, source, filename, folder)})
 
 
 def forbid_spawning() -> None:
     """Allow only `fork` as start method; for sessions."""
-    after_import({"multiprocessing.context": _fork_only})
+    call_after_import({"multiprocessing.context": _fork_only})
 
 
 def _write_main(source: str, filename: str, folder: str, module: ModuleType) -> None:

@@ -22,7 +22,7 @@ class FolderUsage(NamedTuple):
     entries: int
 
 
-def empty_open(top: int) -> None:
+def empty_folder(top: int) -> None:
     """Empty a folder, given by descriptor, whatever modes and depth it has.
 
     Folders of other owners keep their content: a call without its own root may have moved one here that it may not
@@ -275,12 +275,12 @@ def remove_abandoned(folder: str) -> None:
 def remove(folder: str) -> None:
     """Remove a folder and its content, without following links.
 
-    The content may be deeper than Python recurses, and closed to its owner. Foreign folders stay (`empty_open`).
+    The content may be deeper than Python recurses, and closed to its owner. Foreign folders stay (`empty_folder`).
     """
     with contextlib.suppress(OSError):  # gone, or a dying process writes to it: a later pool removes it
         top = os.open(folder, _FOLDER)
         try:
-            empty_open(top)
+            empty_folder(top)
         finally:
             os.close(top)
         os.rmdir(folder)

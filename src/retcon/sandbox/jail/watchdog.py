@@ -78,7 +78,7 @@ class Watchdog:
             if self._lent_until is None:
                 self._lent_until = started + LENT_SECONDS
             if left < 0 or started > self._lent_until:
-                self.reason = self._too_much()
+                self.reason = self._memory_message()
         alone = len(held) < 2
         now = time.monotonic()
         self._memory_due = now + max(_within(PERIOD if alone else left / FILLED), (now - started) / SHARE)
@@ -98,10 +98,10 @@ class Watchdog:
             return self._confinement.kills.rose()
         limit, kills = group.kills()
         if kills > self._kills and limit > self._limits:
-            self.reason = self._too_much()
+            self.reason = self._memory_message()
         return kills > self._kills and not self.reason
 
-    def _too_much(self) -> str:
+    def _memory_message(self) -> str:
         return f"MemoryError: its processes held more than {self._memory_mb} MiB together"
 
 
@@ -195,12 +195,12 @@ def verdict(
     if over:
         return "limit", over.partition(":")[0], code, over
     if wall_limit is not None:
-        return "timeout", "TimeoutError", code, no_end(wall_limit)
+        return "timeout", "TimeoutError", code, timeout_line(wall_limit)
     if code == 0 and not raised:
         return "ok", None, 0, ""
     least = {-signal.SIGXCPU: IN_TICKS, -signal.SIGKILL: 1.0}.get(code)
     if cpu_limit is not None and least is not None and cpu_used >= least * cpu_limit:
-        return "timeout", "TimeoutError", code, no_end(cpu_limit, " of CPU time")
+        return "timeout", "TimeoutError", code, timeout_line(cpu_limit, " of CPU time")
     if code == -signal.SIGKILL and machine:
         return "infrastructure", None, code, "the kernel ended the program: the machine was out of memory"
     if code < 0:
@@ -229,7 +229,7 @@ def cell_verdict(raised: str | None, over: str) -> tuple[str, str | None, str]:
     return "ok", None, ""
 
 
-def with_lines(stderr: str, lines: Collection[str], raised: str | None) -> str:
+def append_lines(stderr: str, lines: Collection[str], raised: str | None) -> str:
     """Append lines to stderr, without empty ones. raised: the uncaught exception, which is named if its traceback is
     missing."""
     for line in (raised if raised and raised not in stderr else "", *lines):
@@ -238,5 +238,5 @@ def with_lines(stderr: str, lines: Collection[str], raised: str | None) -> str:
     return stderr
 
 
-def no_end(seconds: float, of: str = "") -> str:
+def timeout_line(seconds: float, of: str = "") -> str:
     return f"TimeoutError: no end after {seconds:g} s{of}"

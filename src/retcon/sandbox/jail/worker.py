@@ -25,7 +25,7 @@ from retcon.sandbox.jail.confine.users import pick_uid
 from retcon.sandbox.jail.messages import CallEnded, Failed, ForkOrder, OpenSession, Outcome, RunCall, SessionClosed
 from retcon.sandbox.jail.program import reseed
 from retcon.sandbox.jail.session.keeper import Keeper
-from retcon.sandbox.jail.watchdog import Watchdog, verdict, with_lines
+from retcon.sandbox.jail.watchdog import Watchdog, append_lines, verdict
 
 GRACE_SECONDS = 0.2  # between the wall clock's SIGXCPU, at which printed output is written out, and SIGKILL
 SWEEP_SECONDS = 5.0
@@ -158,7 +158,7 @@ class Worker:
             status=name,
             error_type=error_type,
             stdout=running.stdout.text(),
-            stderr=with_lines(running.stderr.text(), [line], raised),
+            stderr=append_lines(running.stderr.text(), [line], raised),
             value=value,
             exit_code=exit_code,
             seconds=seconds,
@@ -187,7 +187,7 @@ class Worker:
             try:
                 os.chmod(folder, self.setting.confinement.mode)
                 if os.listdir(folder):
-                    scratch.empty_open(folder)
+                    scratch.empty_folder(folder)
             except OSError:
                 self.dirty = True
 

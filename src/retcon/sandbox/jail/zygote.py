@@ -63,7 +63,7 @@ def main(fd: int, folder: str, exercise: str, modules: list[str]) -> Order:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)  # calls of its user cannot write its memory
         problem = preload(modules, exercise)
         packages = sorted({name.partition(".")[0] for name in sys.modules})
-        zygote.say(Failed(problem) if problem else Imported(packages))
+        zygote.send(Failed(problem) if problem else Imported(packages))
         if not problem:
             return zygote.serve()
     except (_Stop, ConnectionError):
@@ -85,7 +85,7 @@ def preload(modules: list[str], exercise: str = "") -> str:
                 f"{name} starts {threads} thread(s) when it is imported, which a fork would lose: it cannot be "
                 "preloaded; leave it out, and each call imports it itself"
             )
-    for name in _used_by(exercise) if exercise else ():
+    for name in _lazy_imports(exercise) if exercise else ():
         with contextlib.suppress(ImportError):
             import_module(name)
     if (nnpack := sys.modules.get("torch.backends.nnpack")) is not None:
@@ -106,7 +106,7 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task")) - 1
 
 
-def _used_by(exercise: str) -> list[str]:
+def _lazy_imports(exercise: str) -> list[str]:
     """Return a program's further imports, found by running it in a fork."""
     reads, writes = os.pipe()
     pid = os.fork()
@@ -138,7 +138,7 @@ class _Zygote:
             self.stopping = True
             raise _Stop
 
-    def say(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         socket.send_fds(self.channel, [encoded(message)], fds)
 
     def serve(self) -> Order:
@@ -162,17 +162,17 @@ class _Zygote:
                     pid = os.fork()
                 except OSError as error:
                     os.close(order.channel)
-                    self.say(Failed(f"cannot fork: {error}"))
+                    self.send(Failed(f"cannot fork: {error}"))
                     continue
                 if pid == 0:
-                    return self.leave(order)
+                    return self.become_worker(order)
                 os.close(order.channel)
                 worker = os.pidfd_open(pid)
                 self.workers[worker] = Worker(pid, asked.root)
                 poller.register(worker, select.POLLIN)
-                self.say(Forked(pid), (worker,))
+                self.send(Forked(pid), (worker,))
 
-    def leave(self, order: Order) -> Order:
+    def become_worker(self, order: Order) -> Order:
         """Close all in the fork except log and worker's channel."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.channel.detach()

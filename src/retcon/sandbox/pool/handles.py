@@ -228,7 +228,7 @@ class ZygoteHandle:
             raise
         if not isinstance(hello, Imported):
             await zygote.close()
-            raise SandboxUnavailable(f"sandbox profile {profile.name!r}: {_why(hello)}")
+            raise SandboxUnavailable(f"sandbox profile {profile.name!r}: {_failure_reason(hello)}")
         zygote._starting = False
         zygote.packages = hello.packages
         return zygote
@@ -248,7 +248,7 @@ class ZygoteHandle:
                 await self._order(order, theirs.fileno())
             answer, process = await self._answer()
             if process is None or not isinstance(answer, Forked):
-                raise SandboxUnavailable(f"sandbox profile {self.profile!r}: {_why(answer)}")
+                raise SandboxUnavailable(f"sandbox profile {self.profile!r}: {_failure_reason(answer)}")
         except BaseException:
             ours.close()
             with suppress(OSError):
@@ -270,7 +270,7 @@ class ZygoteHandle:
 
     def stop(self) -> None:
         """Ask it to end, with all its workers."""
-        self._lose()
+        self._mark_dead()
         if self._starting:  # during imports it does not notice the closed channel
             self._process.terminate()
 
@@ -305,7 +305,7 @@ class ZygoteHandle:
             except BlockingIOError:  # its queue is full
                 await asyncio.sleep(FULL_SECONDS)
             except OSError as error:
-                self._lose()
+                self._mark_dead()
                 raise SandboxUnavailable(
                     f"the zygote of sandbox profile {self.profile!r} takes no orders: {error}"
                 ) from error
@@ -324,7 +324,7 @@ class ZygoteHandle:
         except OSError:
             message, fds = b"", []
         if not message:
-            self._lose()
+            self._mark_dead()
             return
         asked = self._asked.popleft()
         if asked.done():  # the caller was cancelled
@@ -340,7 +340,7 @@ class ZygoteHandle:
             for process in fds:
                 os.close(process)
 
-    def _lose(self) -> None:
+    def _mark_dead(self) -> None:
         if not self.alive:
             return
         self.alive = False
@@ -350,10 +350,10 @@ class ZygoteHandle:
         self._channel.close()
         for asked in self._asked:
             if not asked.done():
-                asked.set_exception(SandboxUnavailable(self._death()))
+                asked.set_exception(SandboxUnavailable(self._death_message()))
         self._asked.clear()
 
-    def _death(self) -> str:
+    def _death_message(self) -> str:
         try:
             code: int | None = self._process.wait(1)  # its end of the channel is closed: it is about to end
         except subprocess.TimeoutExpired:
@@ -367,7 +367,7 @@ class ZygoteHandle:
             return file.read().decode(errors="replace").strip() or "no output on stderr"
 
 
-def _why(answer: Message) -> str:
+def _failure_reason(answer: Message) -> str:
     return answer.error if isinstance(answer, Failed) else "no worker came"
 
 

@@ -60,7 +60,7 @@ def to_write(paths: Iterable[str], tier: str = "", folders: Collection[str] = WR
     names = inside_scratch(asked := list(paths), tier, folders)
     if len(names) < len(asked):
         raise _too_long(next(name for name in asked if len(name) > PATH_BYTES))
-    places = {name: _place(name) for name in names}
+    places = {name: _canonical_place(name) for name in names}
     # In sorted order a folder's content directly follows it: there may be many paths of many parts.
     plain = sorted(f"{place}/" for place in places.values())
     above = {name[:-1] for name, following in pairwise(plain) if following.startswith(name)} | {SCRATCH}
@@ -91,7 +91,7 @@ def check_room(files: Mapping[str, bytes], stdin: str = "") -> None:
         raise ValueError(f"files and stdin of {sum(sizes) / (1 << 20):.1f} MiB together: {SIZE_MB} MiB at most")
 
 
-def _place(name: str) -> str:
+def _canonical_place(name: str) -> str:
     """Return a path's canonical place."""
     path = PurePosixPath(SCRATCH, name)
     for other in GIVEN:  # one folder

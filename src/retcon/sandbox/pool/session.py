@@ -269,7 +269,7 @@ class PoolSession:
         self._checkpoints.clear()
         if self.worker is not None:
             self.worker.kill()
-        self._sessions.gone(self)
+        self._sessions.free_place(self)
 
     def _lose(self, cause: str, *, by_own_code: bool) -> None:
         self._lost = SessionLost(f"sandbox session {self.id[:8]} is lost: {cause}", by_own_code=by_own_code)
@@ -284,12 +284,12 @@ class PoolSession:
         self._users += 1
         try:
             async with self._one:
-                self._sessions.begins(self)
+                self._sessions.stop_idle_timer(self)
                 yield
         finally:
             self._users -= 1
             if not self._ended:
-                self._sessions.rests(self)
+                self._sessions.start_idle_timer(self)
 
     async def _serve(self, slot: RunningSlot, call: HostCall) -> HostReturn:
         async with slot.waiting():
@@ -365,18 +365,18 @@ class Sessions:
             ) from None
         session = PoolSession(limits, seed, self, functions or {})
         self._open[session] = None
-        self.rests(session)
+        self.start_idle_timer(session)
         return session
 
-    def begins(self, session: PoolSession) -> None:
+    def stop_idle_timer(self, session: PoolSession) -> None:
         """Stop a session's idle timer, at the start of an operation."""
         timer = self._open.get(session)
         if timer is not None:
             timer.cancel()
 
-    def rests(self, session: PoolSession) -> None:
+    def start_idle_timer(self, session: PoolSession) -> None:
         """Start a session's idle timer, at the end of an operation."""
-        self.begins(session)
+        self.stop_idle_timer(session)
         self._open.pop(session)
         seconds = self._bounds.idle_seconds
         timer = None
@@ -386,9 +386,9 @@ class Sessions:
         self._open[session] = timer
         self._make_room(session)
 
-    def gone(self, session: PoolSession) -> None:
+    def free_place(self, session: PoolSession) -> None:
         """Free an ended session's place."""
-        self.begins(session)
+        self.stop_idle_timer(session)
         if self._open.pop(session, self) is not self:
             self._places.release()
 

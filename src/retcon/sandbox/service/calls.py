@@ -197,7 +197,7 @@ class Calls:
         return f"a program of {len(code)} characters: this server takes {most} at most" if len(code) > most else None
 
 
-def own_stderr(result: Result) -> str:
+def strip_exit(result: Result) -> str:
     """Remove the exit code's line from stderr, which other services lack."""
     line = f"SystemExit: {result.exit_code}\n"
     return result.stderr.removesuffix(line) if result.error_type == "SystemExit" else result.stderr
@@ -207,7 +207,7 @@ def unavailable(error: SandboxUnavailable, kind: str = "unavailable") -> Request
     return RequestRefused(503, kind, str(error), headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
-def room_for(limits: Limits, text: str) -> Limits:
+def fit_text(limits: Limits, text: str) -> Limits:
     """Raise the output limit so that output like `text` is not cut."""
     return replace(limits, output_bytes=max(limits.output_bytes, 2 * len(text.encode("utf-8", "replace")) + 1024))
 

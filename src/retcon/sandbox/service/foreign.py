@@ -38,7 +38,7 @@ from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import SandboxUnavailable, SessionLost, nearest
 from retcon.http.endpoints import Handler, RequestRefused, json_response
 from retcon.sandbox.jail.scratch import TOTAL_BYTES
-from retcon.sandbox.service.calls import Calls, check_paths, check_text, decode_files, own_stderr, room_for, unavailable
+from retcon.sandbox.service.calls import Calls, check_paths, check_text, decode_files, fit_text, strip_exit, unavailable
 from retcon.sandbox.types import Limits, Program, Result, Session
 
 PYTHON = "python"
@@ -124,16 +124,16 @@ class Languages:
         files, text = program.files, _encoded(program.code)
         if language == "pytest":
             name = _free("program.py", files)
-            return Steps(await call(_beside(program, _PYTEST, [name, *arguments], {name: text})))
+            return Steps(await call(_with_driver(program, _PYTEST, [name, *arguments], {name: text})))
         if language == "bash":
             name = _free("program.sh", files)
-            return Steps(await call(_beside(program, _EXECUTE, ["/bin/bash", name], {name: text})))
+            return Steps(await call(_with_driver(program, _EXECUTE, ["/bin/bash", name], {name: text})))
         source, binary = _free("program.cpp", files), _free("program", files)
         command = ["g++", "-std=c++17", "-O2", "-pthread", source, "-o", binary]
         started = time.monotonic()
         memory = max((program.limits or self._calls.settings.limits).memory_mb, COMPILE_MIB)
         compiler = replace(program, limits=replace(compile_limits, memory_mb=memory), fetch=[binary], stdin="")
-        compiled = await call(_beside(compiler, _COMPILE, command, {source: text}))
+        compiled = await call(_with_driver(compiler, _COMPILE, command, {source: text}))
         made = compiled.files.get(binary)
         if compiled.status == "ok" and made is None:
             compiled = _too_large(compiled)
@@ -142,7 +142,7 @@ class Languages:
         if program.wait is not None:
             waited = time.monotonic() - started - compiled.seconds
             program = replace(program, wait=max(program.wait - waited, 0.0))
-        return Steps(await call(_beside(program, _EXECUTE, [f"./{binary}"], {binary: made})), compiled)
+        return Steps(await call(_with_driver(program, _EXECUTE, [f"./{binary}"], {binary: made})), compiled)
 
     async def _found(self) -> frozenset[str]:
         async with self._asking:  # once for concurrent requests
@@ -158,7 +158,7 @@ class Languages:
             return self._there
 
 
-def _beside(program: Program, driver: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> Program:
+def _with_driver(program: Program, driver: str, arguments: Sequence[str], files: Mapping[str, bytes]) -> Program:
     """Return the program as run by `driver`, with `arguments` and these files."""
     return replace(program, code=driver.format(arguments=list(arguments)), files={**program.files, **files})
 
@@ -278,7 +278,7 @@ class CodeJudgeApi:
 
     async def _run(self, submission: Submission, *, patient: bool) -> RunResult:
         calls, expected = self._calls, submission.expected_output
-        limits = calls.settings.limits if expected is None else room_for(calls.settings.limits, expected)
+        limits = calls.settings.limits if expected is None else fit_text(calls.settings.limits, expected)
         try:
             stdin = check_text(submission.input or "", "input")
             problem = await self._type_problem(submission) or calls.too_long(submission.solution)
@@ -308,7 +308,7 @@ class CodeJudgeApi:
             result.seconds,
             _REASONS.get(result.status, ""),
             result.stdout[:most],
-            own_stderr(result)[:most],
+            strip_exit(result)[:most],
         )
 
     async def _type_problem(self, submission: Submission) -> str | None:
@@ -415,7 +415,7 @@ class FusionApi:
             message=last.stderr if last.status == "infrastructure" else "",
             compile_result=None if steps.compiled is None else _command(steps.compiled, most),
             run_result=_command(last, most) if steps.started else None,
-            executor_pod_name=pod(),
+            executor_pod_name=pod_name(),
             files=dict(last.files) if steps.started else {},
         )
 
@@ -469,31 +469,31 @@ def busy_as_504(calls: Calls, handler: Handler, kind: Callable[..., Struct]) -> 
             if refused.status != HTTPStatus.SERVICE_UNAVAILABLE:
                 raise
             calls.metrics.answered(FUSION, refused.kind, 0.0)
-            body = kind(status="SandboxError", message=refused.message, executor_pod_name=pod())
+            body = kind(status="SandboxError", message=refused.message, executor_pod_name=pod_name())
             return json_response(body, HTTPStatus.GATEWAY_TIMEOUT, dict(refused.headers or {}))
 
     return handle
 
 
-def pod() -> str | None:
+def pod_name() -> str | None:
     return os.environ.get(POD)
 
 
-def head(text: str, most: int) -> str:
+def cut_utf8(text: str, most: int) -> str:
     """Return the first `most` bytes of a text as UTF-8."""
     return text if len(text) * 4 <= most else text.encode("utf-8", "replace")[:most].decode("utf-8", "ignore")
 
 
 def _command(result: Result, most: int) -> Command:
     if result.status == "infrastructure":
-        return Command(status="Error", stdout=head(result.stdout, most), stderr=head(result.stderr, most))
+        return Command(status="Error", stdout=cut_utf8(result.stdout, most), stderr=cut_utf8(result.stderr, most))
     late = result.status == "timeout"
     return Command(
         status="TimeLimitExceeded" if late else "Finished",
         execution_time=result.seconds,
         return_code=None if late else result.exit_code,
-        stdout=head(result.stdout, most),
-        stderr=head(own_stderr(result), most),
+        stdout=cut_utf8(result.stdout, most),
+        stderr=cut_utf8(strip_exit(result), most),
     )
 
 
@@ -600,12 +600,12 @@ class _Notebook:
                     self._late = True
                     break
                 result = await self._cell(cell)
-                ran.append(self._shown(result))
+                ran.append(self._cell_result(result))
                 alive = result.exit_code is None  # a cell may end the interpreter, like a notebook's kernel
                 if alive:
-                    ran[-1].display += await self._drawn(cell)
+                    ran[-1].display += await self._draw_figures(cell)
             if fetch and alive:
-                result = await self._asked(Program("pass", limits=self._limits.with_(OWN_SECONDS), fetch=fetch))
+                result = await self._run_cell(Program("pass", limits=self._limits.with_(OWN_SECONDS), fetch=fetch))
                 found = {name: base64.b64encode(content).decode() for name, content in result.files.items()}
         except SandboxFault as fault:
             problem = str(fault)
@@ -624,13 +624,13 @@ class _Notebook:
             stderr="",
         )
         return RunJupyterResponse(
-            status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod(), files=found
+            status=whole, message=problem, driver=driver, cells=ran, executor_pod_name=pod_name(), files=found
         )
 
     async def _cell(self, code: str) -> Result:
         left = self._left
         seconds = min(left, self._cell_seconds or left)
-        result = await self._asked(Program(code, limits=self._limits.with_(seconds)))
+        result = await self._run_cell(Program(code, limits=self._limits.with_(seconds)))
         self._left -= result.seconds
         if result.status == "timeout" and seconds == left:
             self._left, self._late = 0.0, True
@@ -643,11 +643,11 @@ class _Notebook:
         if files:
             code = _PUT.format(files=beside) if beside else "pass"
             put = Program(code, limits=self._limits.with_(OWN_SECONDS), echo=False, files=near)
-            result = await self._asked(put)
+            result = await self._run_cell(put)
             if result.status != "ok":
                 raise RequestRefused.invalid("files", f"they cannot be written: {result.stderr}")
 
-    async def _drawn(self, code: str) -> list[dict[str, str]]:
+    async def _draw_figures(self, code: str) -> list[dict[str, str]]:
         """Draw and close the open figures, on the program's time.
 
         Only after a cell has imported anything, as pandas or a module of the program may draw too.
@@ -656,7 +656,7 @@ class _Notebook:
         if not self._imports or self._left <= 0:
             return []
         limits = replace(self._limits.with_(min(self._left, OWN_SECONDS)), output_bytes=16 * self._most)
-        result = await self._asked(Program(_DRAW, limits=limits, echo=False))
+        result = await self._run_cell(Program(_DRAW, limits=limits, echo=False))
         self._left -= result.seconds
         self._late = self._late or self._left <= 0
         if result.status == "ok":
@@ -664,7 +664,7 @@ class _Notebook:
                 return msgspec.json.decode(result.stdout, type=list[dict[str, str]])
         return []
 
-    async def _asked(self, cell: Program) -> Result:
+    async def _run_cell(self, cell: Program) -> Result:
         """Run a cell; a notebook that has begun waits for room rather than lose its results. Raises SandboxFault,
         SessionLost."""
         result = await self._calls.run(FUSION, lambda: self._session.run(cell), patient=self._begun)
@@ -673,19 +673,22 @@ class _Notebook:
             raise SandboxFault(result.stderr)
         return result
 
-    def _shown(self, result: Result) -> CellRunResult:
+    def _cell_result(self, result: Result) -> CellRunResult:
         stderr, error = result.stderr, []
         if result.error_type is not None:
-            stderr, trace = _parted(result.stderr)
+            stderr, trace = _split_stderr(result.stderr)
             lines = trace.rstrip("\n").split("\n")
             error = [CellError(ename=result.error_type, evalue=_evalue(lines, result.error_type), traceback=lines)]
         display = [] if result.value is None else [{"text/plain": result.value}]
         return CellRunResult(
-            stdout=head(result.stdout, self._most), stderr=head(stderr, self._most), display=display, error=error
+            stdout=cut_utf8(result.stdout, self._most),
+            stderr=cut_utf8(stderr, self._most),
+            display=display,
+            error=error,
         )
 
 
-def _parted(stderr: str) -> tuple[str, str]:
+def _split_stderr(stderr: str) -> tuple[str, str]:
     """Split stderr into a cell's own output and the report of its exception.
 
     For display only: a program that ends with its own printed traceback may move the border.

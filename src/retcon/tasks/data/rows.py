@@ -26,7 +26,7 @@ from retcon.core.registry import import_object
 from retcon.core.texts import counted
 from retcon.store.compression import decompressed, plain_name, read_errors
 from retcon.store.parquet import Rows, import_arrow, row_reader, rows_of
-from retcon.store.records import Record, detect_bom, open_source
+from retcon.store.records import Record, find_bom, open_source
 from retcon.tasks.benchmarks import BENCHMARKS
 from retcon.tasks.data.conventions import equivalent_columns
 from retcon.tasks.data.fields import ColumnError, Columns, DataError, Moment, Row, parse_cell, read_text
@@ -339,13 +339,13 @@ def _check_header(header: list[str], path: Path) -> None:
 
 def _nul(where: str, data: bytes) -> str:
     nuls = 0 if _BLANK in data else data.count(b"\0") / len(data)  # of ASCII, three of four in UTF-32
-    if wide := detect_bom(data) or ("UTF-32" if nuls > 2 / 3 else "UTF-16" if nuls > 1 / 3 else ""):
+    if wide := find_bom(data) or ("UTF-32" if nuls > 2 / 3 else "UTF-16" if nuls > 1 / 3 else ""):
         return _wide(where, wide)
     return f"{where}: a NUL byte at position {data.index(0)}: this is not text, or it was damaged"
 
 
 def _encoding(where: str, data: bytes, error: UnicodeDecodeError) -> str:
-    if wide := detect_bom(data):
+    if wide := find_bom(data):
         return _wide(where, wide)
     return (
         f"{where}: not UTF-8 (byte 0x{data[error.start]:02x} at position {error.start}): "

@@ -28,7 +28,7 @@ def own(mount: str = MOUNT, table: str = "/proc/self/cgroup") -> str:
     raise OSError(errno.ENOENT, f"no cgroup v2 at {mount}")
 
 
-class Group:
+class Cgroup:
     """One worker's cgroup in `parent`. The next one made there removes it once it is empty."""
 
     def __init__(self, parent: str, name: str) -> None:
@@ -66,9 +66,9 @@ class Group:
         return int(counts.get(b"oom", 0)), int(counts.get(b"oom_kill", 0))
 
 
-def join(name: str, pids: int) -> Group:
+def join(name: str, pids: int) -> Cgroup:
     """Create and join a cgroup for this process; hide the variable from its calls. Raises OSError with the reason."""
-    group = Group(os.environ.pop(VARIABLE, "") or own(), name)
+    group = Cgroup(os.environ.pop(VARIABLE, "") or own(), name)
     try:
         group.join(pids)
     except OSError:

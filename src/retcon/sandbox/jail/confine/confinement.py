@@ -10,7 +10,7 @@ import socket
 import struct
 
 from retcon.sandbox.jail import kernel
-from retcon.sandbox.jail.confine.cgroup import Group
+from retcon.sandbox.jail.confine.cgroup import Cgroup
 from retcon.sandbox.jail.confine.landlock import Ruleset
 from retcon.sandbox.jail.confine.seccomp import Filter, own_signals
 from retcon.sandbox.jail.confine.users import become
@@ -28,7 +28,7 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 0x1
 _READ = 4096
 
 
-def bring_up() -> Traffic:
+def bring_up_loopback() -> TrafficCounter:
     """Bring up loopback in a new network namespace. Needs its capabilities; raises OSError."""
     for way in ("rmem", "wmem"):
         with open(f"/proc/sys/net/ipv4/tcp_{way}", "w") as file:
@@ -36,14 +36,14 @@ def bring_up() -> Traffic:
     # TIME_WAIT: a port stays taken for a minute after a connection, also for a session that was rolled back
     with contextlib.suppress(OSError), open("/proc/sys/net/ipv4/tcp_max_tw_buckets", "w") as file:
         file.write("0")
-    traffic = Traffic()
+    traffic = TrafficCounter()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
     return traffic
 
 
-class Traffic:
-    """Traffic counter of this process's network namespace."""
+class TrafficCounter:
+    """Counter of traffic in this process's network namespace."""
 
     def __init__(self) -> None:
         self._counters = os.open("/proc/thread-self/net/dev", os.O_RDONLY | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ class Traffic:
         """Return whether there was any traffic since this was made.
 
         Then the next call may find remains of it, such as a port that stays taken for a minute if the kernel does not
-        let `bring_up` prevent that.
+        let `bring_up_loopback` prevent that.
         """
         return self._now() != self._before
 
@@ -90,8 +90,8 @@ class Confinement:
         self.keeps: int | None = None
         self.kill_reaches = False
         self.only_own_signals = False
-        self.traffic: Traffic | None = None
-        self.group: Group | None = None
+        self.traffic: TrafficCounter | None = None
+        self.group: Cgroup | None = None
         self.no_group = ""
         self.ruleset: Ruleset | None = None
         self.of_calls: Filter | None = None

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from retcon.sandbox.jail import kernel
 from retcon.sandbox.jail.confine import cgroup, landlock, root, seccomp
-from retcon.sandbox.jail.confine.confinement import Confinement, bring_up
+from retcon.sandbox.jail.confine.confinement import Confinement, bring_up_loopback
 from retcon.sandbox.jail.confine.users import (
     OVERFLOW_UID,
     become,
@@ -74,13 +74,13 @@ def isolate(folder: str, tier: str, uid: int | None = None) -> Confinement:
         confinement.no_group = _reason(error)
     try:
         _TIERS[tier](confinement, uid)
-        _finish(confinement)
+        _apply_common_limits(confinement)
     except OSError as error:
         raise OSError(f"tier {tier!r} is unavailable here ({_reason(error)}): {HELP[tier]}") from error
     return confinement
 
 
-def attempt(folder: str, tier: str, uid: int | None) -> str:
+def try_tier(folder: str, tier: str, uid: int | None) -> str:
     """Try a tier in a temporary process; return why it is unavailable, "" if it works."""
     reads, writes = os.pipe()
     pid = os.fork()
@@ -89,7 +89,7 @@ def attempt(folder: str, tier: str, uid: int | None) -> str:
         confinement = Confinement(tier, folder)
         try:
             _TIERS[tier](confinement, uid)
-            _finish(confinement)
+            _apply_common_limits(confinement)
             os.mkdir(f"{confinement.root}/try")
             confinement.take_user(f"{confinement.root}/try")
             confinement.confine_call()
@@ -128,7 +128,7 @@ def die_with_parent() -> None:
 def _best(folder: str, uid: int | None) -> str:
     problems = []
     for tier in ("namespaces", "landlock"):
-        problem = attempt(folder, tier, uid)
+        problem = try_tier(folder, tier, uid)
         if not problem:
             return tier
         problems.append(f"{tier}: {problem}; {HELP[tier]}")
@@ -157,7 +157,7 @@ def _namespaces(confinement: Confinement, uid: int | None) -> None:
             die_with_parent()
             _unshare_as_user()
     with contextlib.suppress(OSError):  # some containers do not allow setting its buffers
-        confinement.traffic = bring_up()
+        confinement.traffic = bring_up_loopback()
     _become_init()
     outside = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     entered = root.enter(confinement.root, os.getuid() if uid is None else uid, uid)
@@ -234,7 +234,7 @@ def _closed_folder() -> str | None:
     return next(filter(None, map(closed_to_others, needed)), None)
 
 
-def _finish(confinement: Confinement) -> None:
+def _apply_common_limits(confinement: Confinement) -> None:
     """Apply the limits that all tiers share.
 
     The signal queue is limited only here: a user namespace then has its own queue, apart from the user's.

@@ -39,7 +39,7 @@ def readable() -> list[str]:
     return [path for path in dict.fromkeys(map(os.path.normpath, wanted)) if path != "/" and os.path.exists(path)]
 
 
-class Entered(NamedTuple):
+class EnteredRoot(NamedTuple):
     """A root that was entered. writable: its writable folders, scratch first; folders: with all their names. proc:
     whether it has a /proc."""
 
@@ -48,7 +48,7 @@ class Entered(NamedTuple):
     proc: bool
 
 
-def enter(point: str, uid: int, owner: int | None) -> Entered:
+def enter(point: str, uid: int, owner: int | None) -> EnteredRoot:
     """Build the new root in a tmpfs over `point`, and enter it.
 
     uid: user of the calls. owner: of the writable folders, None: this process's user. Needs this process's own mount
@@ -81,7 +81,7 @@ def enter(point: str, uid: int, owner: int | None) -> Entered:
     kernel.change_root(point)
     # not the mounts below: they are read-only already, or meant to be written
     kernel.mount("none", "/", None, READ_ONLY)
-    return Entered((home, SHARED, *given[:1]), (home, SHARED, *given), own_proc)
+    return EnteredRoot((home, SHARED, *given[:1]), (home, SHARED, *given), own_proc)
 
 
 def _free_home(needed: list[str]) -> str:

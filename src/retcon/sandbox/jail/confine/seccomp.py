@@ -260,7 +260,7 @@ def base_rules() -> list[Rule]:
                 (EQUAL, 2, 0, _AF_INET),
                 (EQUAL, 1, 0, _AF_INET6),
                 refuse(errno.EAFNOSUPPORT),
-                argument(2),  # other protocols have buffers that `bring_up` does not limit
+                argument(2),  # other protocols have buffers that `bring_up_loopback` does not limit
                 (EQUAL, 3, 0, 0),
                 (EQUAL, 2, 0, _TCP),
                 (EQUAL, 1, 0, _UDP),

@@ -22,7 +22,7 @@ from retcon.sandbox.jail.capture import Capture
 from retcon.sandbox.jail.session.functions import HostChannel
 from retcon.sandbox.jail.session.interpreter import DONE, EARLY, FAILED, CellCommand, FreezeCommand
 from retcon.sandbox.jail.session.processes import SWEEP_SECONDS, Child, Copy, Tree, cpu_seconds
-from retcon.sandbox.jail.watchdog import Watchdog, no_end
+from retcon.sandbox.jail.watchdog import Watchdog, timeout_line
 
 CHUNK = 1 << 16
 MOST_CHUNKS = 16  # 1 MiB: a user's largest pipe
@@ -80,7 +80,7 @@ class Control:
         except OSError:  # it ended with a command unread
             return False
         self._heard += chunk
-        for text in between(self._heard, self._token, self._cap):
+        for text in take_between(self._heard, self._token, self._cap):
             if self.reply.done is not None:
                 break
             if text.startswith(EARLY) and self.reply.early is None:
@@ -130,7 +130,7 @@ class Output:
         return [sink.text() for sink in self._sinks.values()]
 
 
-def between(heard: bytearray, token: bytes, cap: int) -> list[str]:
+def take_between(heard: bytearray, token: bytes, cap: int) -> list[str]:
     """Take texts between two tokens out of `heard`; keep up to `cap` bytes of an incomplete one."""
     found: list[str] = []
     while (start := heard.find(token)) >= 0:
@@ -214,9 +214,9 @@ class Deadlines:
                 self.over = self._watchdog.reason
                 del self._steps[:-1]
             elif self._cpu_left() <= 0:
-                self.over = no_end(self._cpu_limit, " of CPU time")
+                self.over = timeout_line(self._cpu_limit, " of CPU time")
             elif now >= self._end and self._paused_at is None:
-                self.over = no_end(self._wall_limit)
+                self.over = timeout_line(self._wall_limit)
             else:
                 return
         elif now < self._end:

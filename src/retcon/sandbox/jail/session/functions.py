@@ -58,7 +58,7 @@ class HostChannel:
         except OSError:
             chunk = b""
         if not chunk:
-            self._give_up()
+            self._break()
         self._heard += chunk
         return self.parsed()
 
@@ -68,7 +68,7 @@ class HostChannel:
         while self.reads and len(self._heard) >= HEADER.size:
             size, number = HEADER.unpack_from(self._heard)
             if size > MAX_BYTES:  # not from `HostFunctions`: no frame can be found behind it
-                self._give_up()
+                self._break()
             elif len(self._heard) < HEADER.size + size:
                 break
             else:
@@ -94,9 +94,9 @@ class HostChannel:
         except BlockingIOError:
             pass
         except OSError:
-            self._give_up()
+            self._break()
 
-    def _give_up(self) -> None:
+    def _break(self) -> None:
         """Close the channel for good: calls raise an error from here on."""
         self._broken = True
         self._heard.clear()
@@ -137,7 +137,7 @@ class HostFunctions:
         self._reader = threading.Condition()
         self._reading = False
 
-    def took_over(self) -> None:
+    def adopt_process(self) -> None:
         """Continue in a copy of the process."""
         self._pid = getpid()
 

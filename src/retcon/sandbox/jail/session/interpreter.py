@@ -50,8 +50,8 @@ from retcon.sandbox.jail.program import (
     flush_all,
     forbid_spawning,
     print_exception,
+    register_source,
     reseed,
-    show_source,
     type_name,
     write_error,
 )
@@ -197,7 +197,7 @@ class Interpreter:
             command = loads(body)
             self._operations[command["op"]](command)
 
-    def _say(self, token: bytes, text: str) -> None:
+    def _send_report(self, token: bytes, text: str) -> None:
         try:
             self._control.sendall(token + text.encode("utf-8", "replace") + token)
         except OSError:  # the cell closed the channel: the exit code still shows how it ended
@@ -224,27 +224,27 @@ class Interpreter:
                 except MemoryError:
                     if ended is not None:
                         ended.__traceback__ = None
-                self._take_over()
+                self._reset_after_cell()
         except SystemExit as stop:
             code = exit_code(stop, streams)
             if code:
                 raised = "SystemExit"
                 write_error(f"SystemExit: {code}\n")
         except BaseException as error:  # noqa: BLE001 - whatever the cell raised is its result
-            self._take_over()  # an interrupt may have hit the first one
+            self._reset_after_cell()  # an interrupt may have hit the first one
             raised = type_name(error)[: child.NAME_CHARS]
             if getpid() == self._pid:  # at once: the following runs the cell's code, which may end the process
-                self._say(command["token"], EARLY + raised)
-            self._free_room()
+                self._send_report(command["token"], EARLY + raised)
+            self._unlock_headroom()
             if raised == "MemoryError":
                 traceback.clear_frames(error.__traceback__)
             flush_all(streams)
             self._report(error, raised)
-        self._free_room()
+        self._unlock_headroom()
         flush_all(streams)
         if getpid() != self._pid:  # a process that the cell forked reached the cell's end
             _exit(1 if raised else 0)
-        self._say(command["token"], f"{DONE}{raised}\0{cut_middle(value, command['output'])}")
+        self._send_report(command["token"], f"{DONE}{raised}\0{cut_middle(value, command['output'])}")
 
     def _prepare(self, command: CellCommand) -> None:
         vars(builtins).update(self._changed)
@@ -253,7 +253,7 @@ class Interpreter:
         _raise_limit(_FILE_SIZE, (size, size))  # an earlier cell's may be lower
         self._provide(command["stdin"], command["files"])
         self._main.__dict__["__file__"] = NAME.format(self._count)
-        show_source(command["code"], NAME.format(self._count))
+        register_source(command["code"], NAME.format(self._count))
         for kind, soft in command["limits"]:
             hard = _limit(kind)[1]
             _raise_limit(kind, (soft if hard < 0 else min(soft, hard), hard))
@@ -283,7 +283,7 @@ class Interpreter:
             with open(path, "wb") as file:
                 file.write(content)
 
-    def _take_over(self) -> None:
+    def _reset_after_cell(self) -> None:
         """Block interrupts and pending alarms of the cell, and restore builtins that it replaced, which this file
         needs. Idempotent."""
         set_handler(SIGINT, SIG_IGN)
@@ -293,7 +293,7 @@ class Interpreter:
         self._changed.update({name: now[name] for name in given if name in now and now[name] is not given[name]})
         now.update(given)
 
-    def _free_room(self) -> None:
+    def _unlock_headroom(self) -> None:
         """Unlock the memory headroom for this file's own work."""
         hard = _limit(resource.RLIMIT_AS)[1]
         _raise_limit(resource.RLIMIT_AS, (hard, hard))
@@ -331,7 +331,7 @@ class Interpreter:
             try:
                 is_copy = kernel.clone_sibling() == 0
                 if is_copy:
-                    self._sleep([*(file.fd for pipe in pipes for file in pipe.ends), *let_go])
+                    self._sleep_frozen([*(file.fd for pipe in pipes for file in pipe.ends), *let_go])
                 elif let_go:
                     os.dup2(CONTROL_FD, let_go[1])
                     os.read(let_go[0], 1)  # until the copy has closed its own
@@ -339,29 +339,29 @@ class Interpreter:
                 for fd in let_go:
                     os.close(fd)
         except NotCopyable as obstacle:
-            self._say(command["token"], f"{FAILED}{obstacle}")
+            self._send_report(command["token"], f"{FAILED}{obstacle}")
             return
         except OSError:
-            self._say(command["token"], f"{FAILED}fork")
+            self._send_report(command["token"], f"{FAILED}fork")
             return
         finally:
             kernel.mask_signals(mask)
         if not is_copy:
-            self._say(command["token"], DONE)
+            self._send_report(command["token"], DONE)
             return
         with contextlib.suppress(OSError):
             os.chdir(folder)
         for pipe in pipes:
             _make_pipe(pipe)
         for file in files:
-            _open_again(file)
+            _reopen(file)
 
-    def _sleep(self, closed: list[int]) -> None:
+    def _sleep_frozen(self, closed: list[int]) -> None:
         """Sleep as the frozen copy until the keeper continues it: the kernel names the sender, so that no cell can.
         Other signals until then, such as of `os.killpg`, are discarded. closed: descriptors to close."""
         self._pid = getpid()
         if self._host is not None:
-            self._host.took_over()
+            self._host.adopt_process()
         try:
             die_with_parent()
             for fd in closed:
@@ -447,7 +447,7 @@ def _make_pipe(pipe: Pipe) -> None:
         os.close(fd)
 
 
-def _open_again(file: OpenFile) -> None:
+def _reopen(file: OpenFile) -> None:
     """Restore a descriptor's flags and position, which later cells share; if its path is another file now, reopen
     it."""
     with contextlib.suppress(OSError):

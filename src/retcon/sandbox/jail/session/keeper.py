@@ -63,13 +63,13 @@ from retcon.sandbox.jail.session.processes import (
     Copy,
     InterpreterGone,
     Tree,
+    checkpoint_bytes,
+    cpu_times_of_stopped,
     find_new_copy,
-    held,
-    still,
 )
 from retcon.sandbox.jail.session.snapshot import FilesNotRestored, Snapshot, WritableFolders
 from retcon.sandbox.jail.usage import resident
-from retcon.sandbox.jail.watchdog import Watchdog, cell_verdict, verdict, with_lines
+from retcon.sandbox.jail.watchdog import Watchdog, append_lines, cell_verdict, verdict
 
 FREEZE_SECONDS = 10.0  # for a copy to be made, or a cell to be taken
 FOREVER = 10**9  # seconds of CPU: the keeper watches each cell's
@@ -128,13 +128,13 @@ class Keeper:
                 continue
             if isinstance(asked, CloseSession):
                 return self._tree.end(())
-            wire.send(self._channel, self._do(asked)._replace(memory=self._memory()))
+            wire.send(self._channel, self._handle(asked)._replace(memory=self._memory()))
             self._refreeze_after_rollback()
-            self._rest()
+            self._stop_after_operation()
         self._tree.end(())
         return False
 
-    def _do(self, asked: Message) -> SessionReply:
+    def _handle(self, asked: Message) -> SessionReply:
         """Do a request; return the reply, without the memory."""
         try:
             if self._fault:
@@ -161,7 +161,7 @@ class Keeper:
             return SessionReply(0, lost=f"sandbox worker: {error}", fault=True)
         return SessionReply(0)
 
-    def _rest(self) -> None:
+    def _stop_after_operation(self) -> None:
         """After an operation stop all processes; end them if they hold too much memory."""
         self._collect_exiting()
         if self._at_rest:
@@ -183,9 +183,10 @@ class Keeper:
         deadline = time.monotonic() + processes.SWEEP_SECONDS
         while True:
             self._tree.stop()
-            before = still(self._copies)
+            before = cpu_times_of_stopped(self._copies)
             self._left = self._tree.settle(self._frozen_numbers())
-            if None not in before.values() and before == still(self._copies):  # copies did not run meanwhile
+            # copies must not run meanwhile
+            if None not in before.values() and before == cpu_times_of_stopped(self._copies):
                 unfit = [copy for copy in self._copies.values() if not (copy.is_over or copy.is_fit(self._tree))]
                 self._at_rest = not unfit
                 if not unfit:
@@ -208,7 +209,7 @@ class Keeper:
             self._tree.end(self._frozen_numbers())
 
     @property
-    def _alive(self) -> Child:
+    def _running(self) -> Child:
         """The interpreter. Raises InterpreterGone."""
         if self._interpreter is None:
             raise InterpreterGone(self._cause)
@@ -216,7 +217,7 @@ class Keeper:
 
     def _cell(self, cell: RunCall) -> Outcome:
         limits, started = cell.limits, time.monotonic()
-        interpreter = self._alive
+        interpreter = self._running
         self._output.keep(limits.output_bytes)
         command = cell_command(cell, self._setting, CHECKPOINTS + 2)
         deadlines = self._deadlines(limits.cpu_seconds, limits.wall_seconds, limits)
@@ -240,7 +241,7 @@ class Keeper:
             status=status,
             error_type=error_type,
             stdout=stdout,
-            stderr=with_lines(stderr, [self._cause and ENDED, line], raised),
+            stderr=append_lines(stderr, [self._cause and ENDED, line], raised),
             value=cut_middle(value[1:], limits.output_bytes) if value else None,
             exit_code=code,
             seconds=time.monotonic() - started - deadlines.paused,
@@ -252,7 +253,7 @@ class Keeper:
         if len(self._copies) >= CHECKPOINTS:
             raise CheckpointImpossible(TOO_MANY, full=True)
         room = 2 * self._limits.memory_mb
-        if held(self._copies.values()) > room << 20:
+        if checkpoint_bytes(self._copies.values()) > room << 20:
             message = f"the checkpoints of this session hold more than {room} MiB: discard some"
             raise CheckpointImpossible(message, full=True)
         self._copies[name] = self._freeze(None)
@@ -272,7 +273,7 @@ class Keeper:
             copy.end()
             raise InterpreterGone(f"the frozen copy of {name} was ended")
         try:
-            self._put_back(copy)
+            self._restore_files(copy)
         except FilesNotRestored as spoiled:
             copy.end()
             raise InterpreterGone(f"the files of {name} could not be restored: {spoiled}") from spoiled
@@ -289,8 +290,8 @@ class Keeper:
             return
         (name, folders), self._pending_refreeze = self._pending_refreeze, None
         self._at_rest, self._left = False, []
-        self._alive.signal(signal.SIGSTOP)  # discards a cell's pending SIGCONT
-        self._alive.signal(signal.SIGCONT)  # keeps its sender on a full queue, unlike a real-time signal
+        self._running.signal(signal.SIGSTOP)  # discards a cell's pending SIGCONT
+        self._running.signal(signal.SIGCONT)  # keeps its sender on a full queue, unlike a real-time signal
         try:
             with contextlib.suppress(InterpreterGone):  # `_cause` keeps the reason
                 self._copies[name] = self._freeze(folders)
@@ -317,7 +318,7 @@ class Keeper:
             self._collect(self._exiting)
             self._exiting = None
 
-    def _put_back(self, copy: Copy) -> None:
+    def _restore_files(self, copy: Copy) -> None:
         """Restore a copy's files. Raises as `WritableFolders.restore`."""
         try:
             self._writable.restore(copy.folders)
@@ -338,7 +339,7 @@ class Keeper:
         Only the interpreter may exist, with one thread: then it made any new process, and a copy has the whole state.
         Raises CheckpointImpossible, InterpreterGone if it ended meanwhile.
         """
-        interpreter = self._alive
+        interpreter = self._running
         if not {interpreter.number}.issuperset(self._left):
             raise CheckpointImpossible("processes that its code started have not ended, or were not waited for")
         if len(self._tree.threads(interpreter.number)) > 1:
@@ -374,11 +375,11 @@ class Keeper:
         return copy
 
     def _deadlines(self, cpu: float, wall: float, limits: Bounds) -> Deadlines:
-        check_not_starved(self._alive, self._watchdog)  # while it rested
+        check_not_starved(self._running, self._watchdog)  # while it rested
         self._setting.confinement.kills.note()
         self._watchdog = Watchdog(self._setting.confinement, limits, self._baseline, frozenset(self._frozen_numbers()))
         copies = self._copies.values()
-        return Deadlines(self._alive.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
+        return Deadlines(self._running.pid, self._tree, copies, cpu_limit=cpu, wall_limit=wall, watchdog=self._watchdog)
 
     def _ask(
         self,
@@ -391,7 +392,7 @@ class Keeper:
 
         All have been sent the stop signal when it returns. Raises InterpreterGone without an interpreter.
         """
-        interpreter = self._alive
+        interpreter = self._running
         self._at_rest = False
         for number in wake:
             self._tree.signal(number, signal.SIGCONT)
@@ -414,7 +415,7 @@ class Keeper:
 
     def _reap(self) -> None:
         """Reap ended children, except interpreter and copies."""
-        for number in set(self._tree.children()) - self._frozen_numbers() - {self._alive.number}:
+        for number in set(self._tree.children()) - self._frozen_numbers() - {self._running.number}:
             self._tree.reap(number)
 
     def _reap_interpreter(self, interpreter: Child) -> tuple[int, int]:
@@ -444,4 +445,4 @@ class Keeper:
         own = sum(
             max(0, resident(self._proc, number) - self._baseline) for number in self._tree.below(self._frozen_numbers())
         )
-        return own + held(self._copies.values())
+        return own + checkpoint_bytes(self._copies.values())

@@ -107,10 +107,10 @@ class Tree:
         """
         deadline = time.monotonic() + SWEEP_SECONDS
         self.stop()
-        before = self._looks(still)
+        before = self._cpu_times_of_stopped(still)
         while True:
             self.stop()
-            after = self._looks(still)
+            after = self._cpu_times_of_stopped(still)
             if before == after and None not in after.values():
                 return list(after)
             if time.monotonic() > deadline:
@@ -118,11 +118,11 @@ class Tree:
             time.sleep(PAUSE)
             before = after
 
-    def _looks(self, still: Collection[int]) -> dict[int, int | None]:
+    def _cpu_times_of_stopped(self, still: Collection[int]) -> dict[int, int | None]:
         """Return each process's CPU nanoseconds, None if it is not stopped."""
-        return {number: self._look(number) for number in self.below(still)}
+        return {number: self._cpu_time_if_stopped(number) for number in self.below(still)}
 
-    def _look(self, number: int) -> int | None:
+    def _cpu_time_if_stopped(self, number: int) -> int | None:
         pid = self.pid(number)
         used = cpu_nanoseconds(pid)
         for thread in self.threads(number):
@@ -332,12 +332,12 @@ def find_new_copy(tree: Tree, known: Iterable[int]) -> int:
     return number
 
 
-def still(copies: Mapping[str, Copy]) -> dict[str, int | None]:
+def cpu_times_of_stopped(copies: Mapping[str, Copy]) -> dict[str, int | None]:
     """Return each copy's CPU time, None if it is running."""
     return {name: copy.used if copy.is_stopped else None for name, copy in copies.items() if not copy.is_over}
 
 
-def held(copies: Collection[Copy]) -> int:
+def checkpoint_bytes(copies: Collection[Copy]) -> int:
     """Return the most bytes of checkpoints: memory shared by fork counts for each, equal files once."""
     contents = {
         id(entry.content): len(entry.content)

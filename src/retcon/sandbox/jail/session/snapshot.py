@@ -202,7 +202,7 @@ class Snapshot:
             if stat.S_ISDIR(facts.st_mode):
                 with self._beneath.opened(folder, name, FOLDER, 0o700) as fd:
                     if entry is None:
-                        scratch.empty_open(fd)  # it may be deeper than a snapshot's limit
+                        scratch.empty_folder(fd)  # it may be deeper than a snapshot's limit
                     else:
                         self._remove_others(fd, f"{path}{name}/", links)
                 if entry is None:
