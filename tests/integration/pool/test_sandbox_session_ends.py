@@ -167,7 +167,7 @@ def test_a_state_that_its_own_code_kept_from_being_kept_is_lost_by_own_code() ->
         )
         state = await session.checkpoint()
         await session.rollback(state)  # whose copy ends when it is to copy itself
-        with pytest.raises(SessionLost, match="kept from being copied again") as error:
+        with pytest.raises(SessionLost, match="could not be copied again") as error:
             await session.rollback(state)
         assert error.value.by_own_code
         await session.rollback(early)

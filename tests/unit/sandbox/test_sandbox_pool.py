@@ -86,7 +86,7 @@ def test_workers_and_sessions_leave_half_of_a_containers_memory(monkeypatch: pyt
         opened = [await sessions.open(Limits()) for _ in range(3)]
         for session in opened:
             session.memory = 16 << 20
-            sessions.rests(session)
+            sessions.start_idle_timer(session)
         ended = [session.ended for session in opened]
         sessions.close()
         return ended
