@@ -1,4 +1,4 @@
-"""From a request to the exchange that answers it, by the coroutine that every rollout goes through."""
+"""Agent behind the endpoint: answers requests by `rollout.loop`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from retcon.tasks.types import Task
 from retcon.tools.types import AnyTool
 
 
-class HeldEngine:
-    """Implements `Generator`: what a rollout releases stays open until `end`."""
+class KeepAliveEngine:
+    """Engine that keeps released requests open until `end`; implements `Generator`."""
 
     def __init__(self, engine: Generator) -> None:
         self._engine = engine
@@ -49,7 +49,7 @@ class HeldEngine:
         return await self._engine.score(request_id, ids, start)
 
     async def release(self, request_id: str) -> None:
-        """The conversation may go on, whenever its client says so."""
+        """Set the request aside, as its client may continue the conversation."""
         if isinstance(self._engine, SetsAside):
             self._engine.set_aside(request_id)
 
@@ -58,11 +58,11 @@ class HeldEngine:
 
 
 PYTHON = "python"
-"""What a family's calls are of that does not name tools."""
+"""Tool of all calls in a family that does not name tools."""
 
 
 class ClientTool:
-    """Implements `Tool`: a call that its schema takes is the client's to run. What came of it is in a later request."""
+    """A tool that the client runs; its result comes in a later request. Implements `Tool`."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.name, self.spec = spec.name, spec
@@ -73,14 +73,14 @@ class ClientTool:
 
 @dataclass(frozen=True, slots=True)
 class ClientTools:
-    """The tools of a request, as the model knows them. names: what the client calls them."""
+    """Tools of a request, by the model's names. names: the client's."""
 
     tools: Mapping[str, ClientTool]
     names: Mapping[str, str]
 
 
 def client_tools(specs: Sequence[ToolSpec], family: Family) -> ClientTools:
-    """Raises RequestRefused where the family cannot say which tool it calls, and it is not plain which is meant."""
+    """Return a request's tools. Raises RequestRefused if the family's calls are ambiguous."""
     if family.names_calls:
         return ClientTools({spec.name: ClientTool(spec) for spec in specs}, {spec.name: spec.name for spec in specs})
     runs = [spec for spec in specs if _takes_code(spec)]
@@ -101,25 +101,25 @@ def _takes_code(spec: ToolSpec) -> bool:
 def client_message(
     turn: Turn, chat: Chat, names: Mapping[str, str] | None, stops: Sequence[str]
 ) -> tuple[ChatMessage, str]:
-    """The message that a client is given of a turn, and its text with the stop string that ended it.
+    """Return a turn's message to the client, and its uncut text.
 
-    names: what the client calls its tools; None where calls are nobody's but ours. (OpenAI's API leaves the stop string
-    out; some harnesses put it back.)
+    names: the client's tool names; None if it has no tools. (OpenAI's API cuts the stop string off; some harnesses
+    put it back.)
     """
     ids, text, family = ids_of(turn.generated), turn.text, chat.family
     if ids and ids[-1] in chat.stop_ids:
         text = text.removesuffix(chat.tokenizer.decode(ids[-1:]))
     if turn.calls:
-        said = family.visible_text(text[: turn.calls[0].char]).rstrip()
-        calls = () if names is None else tuple(_called(call, names) for call in turn.calls)
-        return ChatMessage("assistant", said, calls), said
+        spoken = family.visible_text(text[: turn.calls[0].char]).rstrip()
+        calls = () if names is None else tuple(_message_call(call, names) for call in turn.calls)
+        return ChatMessage("assistant", spoken, calls), spoken
     cuts = [at for stop in stops if (at := text.find(stop)) >= 0]
     return ChatMessage("assistant", family.visible_text(text[: min(cuts, default=len(text))])), family.visible_text(
         text
     )
 
 
-def _called(call: ToolCall, names: Mapping[str, str]) -> MessageCall:
+def _message_call(call: ToolCall, names: Mapping[str, str]) -> MessageCall:
     given = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
     return MessageCall(f"call_{secrets.token_hex(12)}", names.get(call.name, call.name), given)
 
@@ -129,8 +129,8 @@ TOO_LONG = "context_length_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An exchange, and what its request was told of it. before: ids of the history that it went on from; known: those
-    of them that stood already."""
+    """An exchange, with token counts for the response. before: ids of the history that it continues; known: those that
+    were encoded before."""
 
     session: str
     exchange: Exchange
@@ -139,12 +139,12 @@ class Reply:
 
 
 class Agent:
-    """Answers requests with the model of a context: its tools for those that bring none, its repair for all. Sampling
-    and limits are the context's, but for what a request asks for. record: where conversations go."""
+    """Agent that answers requests with a context's model and repair. Requests without tools get the context's. Sampling
+    and limits are the context's unless a request sets them. record: of the conversations."""
 
     def __init__(self, context: RolloutContext, settings: ServeSettings, record: Record) -> None:
         self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle, record.numbers)
-        self.engine, self._record = HeldEngine(context.engine), record
+        self.engine, self._record = KeepAliveEngine(context.engine), record
         self._context = replace(context, engine=self.engine)
         encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
         self.provenance = Provenance(
@@ -152,7 +152,7 @@ class Agent:
         )  # fmt: skip
 
     async def answer(self, asked: ChatRequest, session: str | None, task: str | None) -> Reply:
-        """Raises RequestRefused; a caller that is gone cancels it, which frees what the engine keeps for it."""
+        """Answer a request. Raises RequestRefused. Cancelling it frees the engine's cache for it."""
         await self.end_idle()
         context, names = self._for(asked)
         place = self.sessions.find(session, task, conversation_scope(asked), asked.messages, asked.agent)
@@ -173,14 +173,14 @@ class Agent:
             node = place.session.add(place, reply.exchange, id, above)
             try:
                 self.keep(place.session, node)
-            except RequestRefused:  # the client learns nothing of the answer, and asks again
+            except RequestRefused:  # the client does not get the answer, and asks again
                 place.session.take_back(node, place.first)
                 raise
         return reply
 
     def keep(self, session: AgentSession, node: Node | None = None) -> None:
-        """Keeps what an open session has come to, for a server that takes it in if this one is killed. node: the
-        exchange that is new, where one is. Raises RequestRefused."""
+        """Save an open session, in case this server is killed. node: the new exchange, if any. Raises
+        RequestRefused."""
         with reraise_as_refusal():
             self._record.keep(session, self.provenance, node)
 
@@ -199,8 +199,8 @@ class Agent:
         room, turns = context.limits.max_tokens, len(standing.trajectory.turns)
         if history >= room:
             # in OpenAI's words, by which litellm and the harnesses over it know that a history must be condensed
-            said = f"This model's maximum context length is {room} tokens. However, your messages have {history}."
-            raise invalid_request("messages", said, TOO_LONG)
+            message = f"This model's maximum context length is {room} tokens. However, your messages have {history}."
+            raise invalid_request("messages", message, TOO_LONG)
         most = 1 if asked.alone else asked.turns or context.limits.max_turns
         faults = Faults()
         made = await run_rollout(
@@ -221,7 +221,7 @@ class Agent:
         own, stop = made.turns[turns:], made.stop
         refused = names is not None and any(one.status != "ok" for one in own[-1].observations)
         if asked.alone:
-            own = (_alone(own[-1], calls=names is not None),)
+            own = (_without_results(own[-1], calls=names is not None),)
             stop = "turns" if own[-1].calls else _ended(own[-1])
         shown, whole = client_message(own[-1], chat, names, asked.stop)
         exchange = Exchange(
@@ -238,7 +238,7 @@ class Agent:
         return Reply(place.session.id, exchange, history, history - token_count(standing.given))
 
     def _for(self, asked: ChatRequest) -> tuple[RolloutContext, Mapping[str, str] | None]:
-        """The context of one request, and what the client calls its own tools, None where it has none."""
+        """Return a request's context, and the client's names of its own tools, None without any."""
         if asked.tools:
             given = client_tools(asked.tools, self._context.chat.family)
             tools: Mapping[str, AnyTool] = dict(given.tools)
@@ -246,16 +246,16 @@ class Agent:
         return (replace(self._context, tools={}, repair=None) if asked.plain else self._context), None
 
     def _sampling(self, asked: ChatRequest, place: Place) -> SamplingParams:
-        """What the request asks for, within what the server allows. Raises RequestRefused."""
+        """Return the request's sampling parameters within the server's limits. Raises RequestRefused."""
         own, most = self._context.sampling, self.settings.answer_tokens
         if self.settings.session_tokens:
             left = self.settings.session_tokens - place.session.tokens
             if left < 1:
-                said = f"the session has been given {place.session.tokens} tokens, which is all that it gets"
-                raise invalid_request("session", said, "session_tokens")
+                message = f"the session has generated {place.session.tokens} tokens, its limit (--session-tokens)"
+                raise invalid_request("session", message, "session_tokens")
             most = min(most, left)
         wanted = min(most, asked.max_tokens or most)
-        as_text = self.provenance.encoded_by is not None  # by tokens of the client's kind, and not of the stand-in's
+        as_text = self.provenance.encoded_by is not None  # the client's tokens count, not the stand-in's
         return SamplingParams(
             own.temperature if asked.temperature is None else asked.temperature,
             own.top_p if asked.top_p is None else asked.top_p,
@@ -273,8 +273,7 @@ class Agent:
 
     @asynccontextmanager
     async def _running(self, place: Place) -> AsyncIterator[tuple[str, int]]:
-        """The id under which the engine is asked, and the request's number. What it keeps for it goes where there was
-        no answer, and the number is free again."""
+        """Yield the engine's id and the number of a request. Without an answer both are freed."""
         session = place.session
         id, number = session.engine_for(place.parent), session.take_number()
         session.running += 1
@@ -292,16 +291,16 @@ class Agent:
             session.busy.discard(id)
             self.sessions.touch(session)
             if not session.requests and not session.running:
-                self.sessions.close(session)  # nothing came of it
+                self.sessions.close(session)  # it has no answers
 
     async def end(self, session: AgentSession) -> list[Trajectory]:
-        """Ends a session, and gives its trajectories, which are on the record then. Raises RequestRefused."""
-        self.sessions.refuse_running(session)
+        """End a session and record its trajectories; return them. Raises RequestRefused."""
+        self.sessions.check_not_running(session)
         return await self._finished(session)
 
     async def discard(self, session: AgentSession) -> None:
-        """Ends a session of which nothing is kept. Raises RequestRefused."""
-        self.sessions.refuse_running(session)
+        """End a session without recording it. Raises RequestRefused."""
+        self.sessions.check_not_running(session)
         self.sessions.close(session)
         self._record.drop(session.id)
         await self._freed(session)
@@ -311,8 +310,8 @@ class Agent:
             await self.end(session)
 
     async def end_all(self) -> None:
-        """At the end of the server: what is open goes on the record, whatever still runs. Raises what keeps a session
-        from it, once all others are there."""
+        """Record all open sessions, at the server's end, even with running requests. Raises a session's error after
+        recording all others."""
         async with AsyncExitStack() as ending:
             for session in reversed(list(self.sessions)):
                 ending.push_async_callback(self._finished, session)
@@ -326,26 +325,26 @@ class Agent:
         return found
 
     async def _freed(self, session: AgentSession) -> None:
-        while session.engines:  # of which a request that is cancelled meanwhile takes out its own
+        while session.engines:  # a request that is cancelled meanwhile removes its own
             await self.engine.end(session.engines.pop())
 
 
 async def _refuse_too_long(turns: int, history: Trajectory, generation: Generation) -> None:
-    """Raises RequestRefused where a server that counts for itself has no room for what the client sent, turns: so many
-    of them; what tools have added since is cut off with what was made, as by this server's own limit."""
+    """Raise RequestRefused if the client's messages are too long for an engine with its own token counts. turns: number
+    of the client's; later ones with tool outputs are truncated, as by this server's own limit."""
     if generation.too_long and len(history.turns) == turns:
         raise invalid_request("messages", generation.too_long, TOO_LONG)
 
 
 def conversation_scope(asked: ChatRequest) -> list[str]:
-    """What a conversation is another one for, besides its messages."""
+    """Return what distinguishes conversations besides messages: mode and tools."""
     plain = "plain" if asked.plain and not asked.tools else ""
     tools = (json.dumps(spec.as_function(), sort_keys=True) for spec in asked.tools)
     return [*filter(None, [asked.agent]), plain, *tools]
 
 
-def _alone(turn: Turn, *, calls: bool) -> Turn:
-    """What the model wrote: what its calls came to is not known here. calls: whether there are any in it."""
+def _without_results(turn: Turn, *, calls: bool) -> Turn:
+    """Return a turn without results, which only the client knows. calls: whether to keep its calls."""
     kept = turn.calls if calls else ()
     return replace(turn, segments=turn.generated, calls=kept, observations=(), stop=turn.stop if kept else _ended(turn))
 

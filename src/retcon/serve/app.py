@@ -1,4 +1,4 @@
-"""The ASGI application: what stands at which path."""
+"""ASGI application of the endpoint: routes, responses and streams."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ CHUNK = 400
 """Characters of a chunk of the text."""
 DONE = b"data: [DONE]\n\n"
 WORKING = b": working\n\n"
-"""A comment, by which nobody gives up on a connection."""
+"""A comment that keeps a connection alive."""
 
 
 def completion(asked: ChatRequest, reply: Reply, id: str) -> dict[str, Any]:
-    """A chat completion."""
+    """Render a reply as a chat completion."""
     exchange = reply.exchange
     message: dict[str, Any] = {"role": "assistant", "content": _content(exchange), "refusal": None}
     if exchange.shown.calls:
@@ -61,7 +61,7 @@ def completion(asked: ChatRequest, reply: Reply, id: str) -> dict[str, Any]:
 
 
 def chunks(asked: ChatRequest, reply: Reply, id: str) -> Iterator[bytes]:
-    """The same as server-sent events. The message stands before its first chunk: what a repair takes out is in none."""
+    """Render a reply as server-sent events, after all repairs."""
     exchange, about = reply.exchange, _reply_head(asked, id, "chat.completion.chunk")
 
     def chunk(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
@@ -85,9 +85,9 @@ def event(value: object) -> bytes:
 
 
 def retcon(reply: Reply) -> dict[str, Any]:
-    """What was done for an answer. turns: of the clean history; calls, failed: that were made here, as they happened.
-    repairs: what failed and what stands in its place. known_tokens: of the history, that were not encoded again;
-    abandoned_tokens: generated, and not part of the history."""
+    """Return statistics of a reply. turns: of the clean history. calls, failed: run here, as they happened. repairs:
+    failures and their replacements. known_tokens: of the history, encoded before. abandoned_tokens: generated but not
+    in the history."""
     turns = reply.exchange.turns
     raw = [attempt for turn in turns for attempt in turn.raw()]
     kept = token_count(s for turn in turns for s in turn.generated)
@@ -106,7 +106,7 @@ def _repair(number: int, turn: Turn) -> dict[str, Any]:
     assert turn.repair is not None
     replaced = turn.repair.decision in REPLACED
     failed = turn.abandoned[:-1] if replaced else turn.raw()
-    said: dict[str, Any] = {
+    about: dict[str, Any] = {
         "turn": number,
         "decision": turn.repair.decision,
         "attempts": turn.repair.attempts,
@@ -114,16 +114,16 @@ def _repair(number: int, turn: Turn) -> dict[str, Any]:
         "reason": turn.repair.reason,
         "failed": [one for attempt in failed for one in _made(attempt)],
     }
-    return {**said, "replaced_by": _made(turn)} if replaced else said
+    return {**about, "replaced_by": _made(turn)} if replaced else about
 
 
 def _made(turn: Turn) -> list[dict[str, Any]]:
-    """The calls of a turn, and what was said to them where that is known."""
-    told = {o.call_id: o for o in turn.observations}
+    """Return a turn's calls, with known observations."""
+    observations = {o.call_id: o for o in turn.observations}
     found = []
     for call in turn.calls:
         one: dict[str, Any] = {"name": call.name, "arguments": call.arguments}
-        if (observation := told.get(call.id)) is not None:
+        if (observation := observations.get(call.id)) is not None:
             one |= {"status": observation.status, "error_type": observation.error_type, "output": observation.text}
         found.append(one)
     return found
@@ -134,7 +134,7 @@ def _reply_head(asked: ChatRequest, id: str, kind: str) -> dict[str, Any]:
 
 
 def _content(exchange: Exchange) -> str | None:
-    """None for a message that is nothing but calls."""
+    """Return a message's text, None if it has only calls."""
     return exchange.shown.text or (None if exchange.shown.calls else "")
 
 
@@ -152,7 +152,7 @@ def _finish(exchange: Exchange) -> str:
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
-    """prompt_tokens: of the history; completion_tokens: all that were generated, those of abandoned attempts too."""
+    """Return token counts. prompt_tokens: of the history. completion_tokens: generated, with abandoned attempts."""
     made = reply.exchange.sampled_tokens
     return {
         "prompt_tokens": reply.before,
@@ -163,13 +163,13 @@ def _usage(reply: Reply) -> dict[str, Any]:
 
 
 PATIENCE = 5.0
-"""Seconds after which a response begins whose answer is not there yet: until then an error has a status of its own."""
+"""Seconds after which a response begins without its answer; an earlier error has its own HTTP status."""
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class EventStream(Response):
-    """The events that `work` comes to. An error after the response began is an event itself. When the client closes the
-    connection, `work` is cancelled. done: called in the end, whatever it was."""
+    """Response of the events that `work` returns. An error after the response began is an event. When the client
+    disconnects, `work` is cancelled. done: called at the end in any case."""
 
     def __init__(self, work: Coroutine[Any, Any, Iterable[bytes]], done: Callable[[], None]) -> None:
         self._work, self._done = work, done
@@ -206,7 +206,7 @@ class EventStream(Response):
 
 
 class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
-    """trajectory: which one of the session, None for all that have none of their own. end: whether that is all."""
+    """A reward. trajectory: of the session, None: all without their own. end: whether to end the session."""
 
     reward: float
     trajectory: str | None = None
@@ -214,7 +214,7 @@ class RewardBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Endpoint:
-    """The handlers. Each may raise RequestRefused."""
+    """Handlers of the endpoint, which may raise RequestRefused."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._settings, self._began = agent, agent.settings, int(time.time())
@@ -286,13 +286,13 @@ class Endpoint:
         body = parse_request(await read_body(request, self._settings.max_body), RewardBody)
         session = self._named(request)
         if not math.isfinite(body.reward):
-            raise invalid_request("reward", f"{body.reward} is no finite number")
+            raise invalid_request("reward", f"{body.reward} is not a finite number")
         known = [t.id for t in session.trajectories(self._agent.provenance)]
         if body.trajectory is not None and body.trajectory not in known:
             hint = nearest(body.trajectory, known)
             raise invalid_request("trajectory", f"the session has no trajectory '{body.trajectory}'{hint}")
-        if body.end:  # before anything is noted: what is refused changes nothing
-            self._agent.sessions.refuse_running(session)
+        if body.end:  # before any change
+            self._agent.sessions.check_not_running(session)
         before = dict(session.rewards)
         session.rewards[body.trajectory or ""] = body.reward
         if body.end:
@@ -321,7 +321,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def open_app(agent: Agent) -> AsyncIterator[ASGIApp]:
-    """The application over an agent, for as long as the block lasts; in the end all sessions are."""
+    """Provide an agent's application, and end all sessions after the block."""
     endpoint = Endpoint(agent)
     routes = endpoint.routes()
     paths = [route.path for route in routes]
@@ -337,7 +337,7 @@ def _route(method: str, path: str, handler: Handler) -> Route:
 
 
 def _as_sent(header: str | None) -> str | None:
-    """A header's text, which starlette reads as Latin-1: clients send UTF-8."""
+    """Decode a header as UTF-8, which starlette reads as Latin-1."""
     try:
         return None if header is None else header.encode("latin-1").decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API gives them."""
+"""Errors in OpenAI's format, and the endpoint's settings."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_
 
 
 def openai_error_body(refused: RequestRefused) -> dict[str, Any]:
-    """The body: `type` by the status, `code` a word that programs can rely on, `param` the field that is wrong."""
+    """Render an error: `type` by status, `code` a stable identifier, `param` the invalid field."""
     kind = _TYPES.get(refused.status) or ("server_error" if refused.status >= 500 else "invalid_request_error")
-    said = {"message": refused.message, "type": kind, "param": refused.field, "code": refused.kind}
-    return {"error": said, **refused.extra}
+    error = {"message": refused.message, "type": kind, "param": refused.field, "code": refused.kind}
+    return {"error": error, **refused.extra}
 
 
 def invalid_request(field: str | None, message: str, kind: str = "invalid") -> RequestRefused:
-    """A request that is wrong in a field."""
+    """Return the refusal of an invalid field."""
     return RequestRefused(400, kind, message, field=field)
 
 
 def parse_request(body: bytes, kind: type[Body]) -> Body:
-    """As `retcon.http.endpoints.parse_body`; what is refused is, as by OpenAI's servers, with status 400."""
+    """Parse a body (`parse_body`), with status 400 for errors, as OpenAI does."""
     try:
         return parse_body(body, kind)
     except RequestRefused as refused:
@@ -42,15 +42,15 @@ def parse_request(body: bytes, kind: type[Body]) -> Body:
 
 
 def unavailable(why: object) -> RequestRefused:
-    """What is nobody's fault who asked: ask again."""
-    said = f"the model or a tool is not available: {why}"
-    return RequestRefused(503, "unavailable", said, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
+    """Return the refusal for a server fault, after which to try again."""
+    message = f"the model or a tool is not available: {why}"
+    return RequestRefused(503, "unavailable", message, headers={"Retry-After": str(RETRY_AFTER_SECONDS)})
 
 
 @contextmanager
 def reraise_as_refusal() -> Iterator[None]:
-    """What Retcon raises within, as RequestRefused: faults of the machinery 503, what a chat cannot render 400, an
-    engine's or a disk's refusal 500."""
+    """Reraise Retcon's errors as RequestRefused: 503 for infrastructure faults, 400 for messages that a template cannot
+    render, 500 for refusals of engine or disk."""
     try:
         yield
     except (InfrastructureFault, SandboxUnavailable) as fault:
@@ -68,13 +68,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Raises RecipeError where a bound is below 1 (session_tokens: below 0).
+    """Settings of the endpoint. Raises RecipeError if a bound is below 1 (session_tokens: below 0).
 
-    name: the model's, as clients name it. seed: of what a request without one samples. answer_tokens: of each message
-    that the model writes, at most, and where a request asks for no number. session_tokens: that the model writes in a
-    session at most; 0 for any number. at_once: requests that are taken in at a time; more are refused. sessions: that
-    are open at a time; idle: seconds after which one that nobody used may be ended where another opens. max_body: bytes
-    of a request. token: bearer token that requests must carry, None to ask for none.
+    name: of the model, for clients. seed: for requests without one. answer_tokens: maximum and default of each message
+    of the model. session_tokens: most tokens that the model writes in a session; 0: unlimited. at_once: concurrent
+    requests; more are refused. sessions: open at a time; idle: seconds after which an unused one may be ended when
+    another opens. max_body: bytes of a request. token: bearer token that requests must carry, if not None.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The function that a recipe names as its harness: it solves a task with a model that it reaches at a URL."""
+"""Harness functions, which solve tasks with a model at a URL."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ KEY = "rollout.harness"
 
 @dataclass(frozen=True, slots=True)
 class ModelEndpoint:
-    """The model as one rollout reaches it. url: base URL of OpenAI's API, `/v1` included, of this rollout alone. name:
-    the model's, for requests. key: for clients that insist on one; nothing asks for it."""
+    """The model's endpoint for one rollout. url: its own base URL of OpenAI's API, with `/v1`. name: the model's, for
+    requests. key: for clients that need one; it is not checked."""
 
     url: str
     name: str
     key: str = "none"
 
     def agent(self, name: str) -> ModelEndpoint:
-        """Return the endpoint of an agent: what is said there are children of the turn in which they began."""
+        """Return an agent's endpoint; its conversations are children of the turn in which they began."""
         base = self.url.removesuffix("/v1")
         return replace(self, url=f"{base}{'/' if '/agents/' in base else '/agents/'}{quote(name, safe='')}/v1")
 
 
 HarnessReturn = str | SupportsFloat | None
-"""What a harness returns: the answer to grade, the rollout's reward, or None: the model's last message answers."""
+"""Return value of a harness: the answer to grade, the reward, or None for the model's last message."""
 HarnessFunction = Callable[[Task, ModelEndpoint], HarnessReturn | Awaitable[HarnessReturn]]
 
 
 def find_harness(path: str) -> HarnessFunction:
-    """The function that an import path names. Raises RecipeError where it leads nowhere, or to what cannot be called
-    with a task and an endpoint."""
+    """Import a harness function. Raises RecipeError if it does not exist or cannot be called with a task and an
+    endpoint."""
     if ":" not in path:
         raise RecipeError(f"{KEY}: '{path}' is not the import path of a function: write it as my_module:solve")
     try:
@@ -54,7 +54,7 @@ def find_harness(path: str) -> HarnessFunction:
         raise RecipeError(f"{KEY}: '{path}' cannot be imported: {error}") from error
     try:
         fits = callable(found) and not isinstance(found, type) and bool(inspect.signature(found).bind(None, None))
-    except (TypeError, ValueError):  # also of what is built in, and does not say what it takes
+    except (TypeError, ValueError):  # also built-ins without a signature
         fits = False
     if not fits:
         raise RecipeError(f"{KEY}: '{path}' is {found!r:.80}, where a function solve(task, endpoint) belongs")
@@ -63,8 +63,9 @@ def find_harness(path: str) -> HarnessFunction:
 
 
 def harness_fingerprint(path: str) -> str:
-    """A short hash of the file that an import path names, and of that in which its function stands; what they import is
-    not looked at. Raises RecipeError as `find_harness`."""
+    """Hash the files of a harness: its module's and its function's.
+
+    Their imports do not count. Raises RecipeError as `find_harness`."""
     found = inspect.unwrap(find_harness(path))
     own = found if inspect.isfunction(found) else type(found)
     names = dict.fromkeys((path.partition(":")[0], own.__module__))
@@ -73,22 +74,22 @@ def harness_fingerprint(path: str) -> str:
 
 
 async def run_harness(solve: HarnessFunction, task: Task, endpoint: ModelEndpoint) -> str | float | None:
-    """What the function says. One that is no coroutine runs in a thread of its own, which goes on where this is
-    cancelled. Raises whatever the function raises, RecipeError for what cannot be an answer or a reward."""
+    """Run a harness; return its answer or reward. A synchronous one runs in its own thread, which continues if this is
+    cancelled. Raises the function's errors, and RecipeError for an invalid return value."""
     if inspect.iscoroutinefunction(solve) or inspect.iscoroutinefunction(getattr(solve, "__call__", None)):  # noqa: B004
-        said = await solve(task, endpoint)  # type: ignore[misc]
+        returned = await solve(task, endpoint)  # type: ignore[misc]
     else:
-        said = await _in_thread(lambda: solve(task, endpoint))
-        if inspect.isawaitable(said):
-            said = await said
-    if said is None or isinstance(said, str):
-        return said
-    if isinstance(said, SupportsFloat):  # numpy's and torch's among them
+        returned = await _in_thread(lambda: solve(task, endpoint))
+        if inspect.isawaitable(returned):
+            returned = await returned
+    if returned is None or isinstance(returned, str):
+        return returned
+    if isinstance(returned, SupportsFloat):  # also numpy's and torch's
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            if math.isfinite(reward := float(said)):
+            if math.isfinite(reward := float(returned)):
                 return reward
     raise RecipeError(
-        f"{KEY}: it returned {said!r:.80} of task {task.id!r:.80}: an answer is text, a reward a finite number, and "
+        f"{KEY}: it returned {returned!r:.80} of task {task.id!r:.80}: an answer is text, a reward a finite number; "
         "None leaves the answer to the model's last message"
     )
 

@@ -1,4 +1,4 @@
-"""The server that harnesses ask: every rollout has a URL of its own there, for as long as it lasts."""
+"""Server for harnesses, with a URL for each running rollout."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from retcon.serve.sessions import (
     build_trajectories,
     conversation_key,
     is_task_name,
-    nest,
+    nest_trajectories,
 )
 from retcon.tasks.types import Task
 
@@ -46,13 +46,11 @@ OUT_OF_TURNS = "max_turns"
 
 
 class RolloutAgent(Agent):
-    """Answers one rollout's requests as the rollouts of its context are sampled: whatever temperature, cut-off or seed
-    a request asks for. session: the one that is learnt from.
+    """Agent of one rollout, with its context's sampling whatever a request sets. session: the one to train on.
 
-    over: the limit by which the last request of that session's own URL was refused, None where it was answered. beyond:
-    the same of the last request of all. refused: what the last refusal said. asked: whether that session was asked at
-    all. aside: another that was answered, by the name that the client gave it; empty where none was. budget: of the
-    requests of agents with URLs of their own.
+    over: the limit that refused the last request at that session's own URL, None if it was answered. beyond: likewise
+    of the last request of all. refused: message of the last refusal. asked: whether that session had any request.
+    aside: the client's name of another session that was answered, else empty. budget: of requests at agents' URLs.
     """
 
     def __init__(self, context: RolloutContext, session: str, task: str, seed: int) -> None:
@@ -65,15 +63,15 @@ class RolloutAgent(Agent):
         self.beyond: Limit | None = None
         self.refused = self.aside = ""
         self.asked = False
-        self._lost: dict[tuple[str, str], str] = {}  # by session, and what the conversation began with
+        self._lost: dict[tuple[str, str], str] = {}  # by session and conversation key
         self._turns = self._held = 0  # that were answered; that requests which are being may take
         self._settled = asyncio.Event()  # set for a moment when one of these is over
-        self._last: Reply | None = None  # at the session's own URL, at an agent's where there is none
+        self._last: Reply | None = None  # at the session's own URL, else at an agent's
         self.budget = SubcallBudget(context.subcalls)
 
     async def answer(self, asked: ChatRequest, session: str | None, task: str | None) -> Reply:
-        """As `Agent.answer`; a session that is none of the rollout's own is told apart from other rollouts'. Whatever a
-        request names, the task is the rollout's. Raises RequestRefused."""
+        """Answer a request for the rollout's task, whatever task it names. Other sessions than the rollout's get its
+        prefix, apart from other rollouts'. Raises RequestRefused."""
         own = session is None or session == self.session  # as replies name it, which clients may send back
         top = own and not asked.agent
         name = self.session if own else f"{self.session}.{(session or '').removeprefix(f'{self.session}.')}"
@@ -110,8 +108,8 @@ class RolloutAgent(Agent):
 
     @asynccontextmanager
     async def _turns_for(self, asked: ChatRequest, own: bool) -> AsyncIterator[int]:
-        """How many turns a request may take: none that others of the rollout's, which are being answered, may need. It
-        waits where these might leave none. Calls that run here take all that are left. Raises RequestRefused."""
+        """Reserve a request's turns, apart from those that running requests may need; wait if these might leave none.
+        Calls that run here take all that are left. Raises RequestRefused."""
         most = self._limits.max_turns
         if asked.agent or not own:
             yield most if asked.agent else max(1, most - self._turns)
@@ -134,8 +132,7 @@ class RolloutAgent(Agent):
 
     @property
     def lost(self) -> str:
-        """The fault by which a conversation was refused, whichever, that was not answered later; empty where there is
-        none."""
+        """A fault of a conversation that was not answered later, if any."""
         return next(iter(self._lost.values()), "")
 
     def _refused_by(self, limit: Limit | None, top: bool) -> None:
@@ -144,9 +141,9 @@ class RolloutAgent(Agent):
             self.over = limit
 
     def made(self, id: str, provenance: Provenance) -> Trajectory | None:
-        """The conversation that was answered last, from its beginning; None where nothing was asked.
+        """Return the last answered conversation, None without any.
 
-        All others are its children: those that agents began in a turn, forks, and those whose place is not known.
+        All others are its children: agents' by the turn in which they began, forks, and those of unknown place.
         """
         if self._last is None:
             return None
@@ -158,19 +155,19 @@ class RolloutAgent(Agent):
         made, *others = build_trajectories(ordered, provenance, task=self._task, name=(ids | {last: id}).__getitem__)
         beside = Parent(id, NOWHERE, "", "beside")
         below = (replace(t, task=t.id, parent=t.parent or beside, stop=_ended(t.stop)) for t in others)
-        (root,) = nest([replace(made, parent=None), *below])
+        (root,) = nest_trajectories([replace(made, parent=None), *below])
         return replace(root, stop=self.over or exchange.stop, refused=self.budget.refused)
 
     @property
     def answered(self) -> str | None:
-        """The model's last message, where it is an answer and says something: of rewards that are no grader's."""
+        """The model's last message, if it is an answer with text."""
         if self._last is None or self._last.exchange.turns[-1].stop != "answer":
             return None
         return self._last.exchange.shown.text or None
 
 
 def _ended(stop: Stop) -> Stop:
-    """Of a conversation that its agent ended, with a call that answers (`final_answer`) or without one."""
+    """Return the stop of a conversation that its agent ended, perhaps by a call (`final_answer`)."""
     return "answer" if stop == "turns" else stop
 
 
@@ -179,7 +176,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class RolloutRouter:
-    """The application of all rollouts: the first part of a path names the one that a request is for."""
+    """ASGI application of all rollouts, routed by a path's first part."""
 
     _behind: dict[str, ASGIApp] = field(default_factory=dict)
     _running: dict[str, set[asyncio.Task[None]]] = field(default_factory=dict)
@@ -194,8 +191,9 @@ class RolloutRouter:
             await error_response(gone, openai_error_body)(scope, receive, send)
             return
         if rest.startswith("v1/sessions"):
-            said = "a rollout has no sessions to end: its harness returns the reward (rollout.harness)"
-            await error_response(RequestRefused(404, "no_such_endpoint", said), openai_error_body)(scope, receive, send)
+            message = "a rollout has no sessions to end: its harness returns the reward (rollout.harness)"
+            refused = RequestRefused(404, "no_such_endpoint", message)
+            await error_response(refused, openai_error_body)(scope, receive, send)
             return
         unfinished = False
 
@@ -210,14 +208,14 @@ class RolloutRouter:
         except asyncio.CancelledError:
             if name in self._behind:
                 raise
-            if unfinished:  # cancelled by the door that closed: of a stream, what is there ends
+            if unfinished:  # cancelled as the rollout's path closed: end its stream
                 await send({"type": "http.response.body"})
         finally:
             self._running.get(name, set()).discard(running)
 
     @asynccontextmanager
     async def opened(self, agent: RolloutAgent) -> AsyncIterator[str]:
-        """The path of an agent's own door. What is still asked there when it closes is cancelled."""
+        """Serve an agent within the block; yield its path. Open requests are cancelled at the end."""
         name = secrets.token_urlsafe(12)
         async with app.open_app(agent) as behind:
             self._behind[name], self._running[name] = behind, set()
@@ -232,47 +230,47 @@ class RolloutRouter:
 
 
 @dataclass(eq=False)
-class ServedHarness:
-    """Implements `retcon.rollout.context.Harness`. url: where `doors` are served. seconds: that a rollout may take."""
+class HarnessServer:
+    """A harness with its server; implements `Harness`. url: of `doors`. seconds: time limit of a rollout."""
 
     solve: HarnessFunction
     seconds: float
     doors: RolloutRouter
     url: str
-    _told: bool = False
+    _warned: bool = False
 
     async def run(
         self, task: Task, context: RolloutContext, *, id: str, seed: int, provenance: Provenance
     ) -> HarnessResult:
-        """See `Harness.run`. Raises RecipeError for what the function may not return."""
+        """Run a rollout; see `Harness.run`. Raises RecipeError for an invalid return value."""
         session = f"{derive('harness', id):016x}"
         agent = RolloutAgent(context, session, task.id, seed)
         provenance = replace(provenance, seed=seed, purified=context.repair is not None)
-        said: str | float | None = None
+        returned: str | float | None = None
         lost = ""
         async with self.doors.opened(agent) as name:
             endpoint = ModelEndpoint(f"{self.url}/{name}/v1", MODEL)
             try:
                 async with asyncio.timeout(self.seconds) as clock:
-                    said = await run_harness(self.solve, task, endpoint)
+                    returned = await run_harness(self.solve, task, endpoint)
             except RecipeError:
                 raise
             except (Exception, SystemExit, asyncio.CancelledError) as error:
                 running = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and running is not None and running.cancelling():
-                    raise  # the run ends; else it is the harness's own, which costs this one rollout alone
-                agent.over = agent.over or agent.beyond  # which may be another session's: it gave up for that
+                    raise  # the run ends; else it is the harness's own error, which costs only this rollout
+                agent.over = agent.over or agent.beyond  # another session's limit may be the reason
                 if agent.over is None:
-                    lost = _raised(error, self.solve)
-            if clock.expired():  # also where the function has caught what should have ended it
+                    lost = _describe_error(error, self.solve)
+            if clock.expired():  # also if the function has caught the cancellation
                 lost = f"the harness took more than {self.seconds:g} seconds (rollout.harness_seconds)"
             made = agent.made(id, provenance)
         beside = sum(t.parent is not None and t.parent.relation == "beside" for t in (made.tree if made else ()))
-        if beside and not self._told:
-            self._told = True
+        if beside and not self._warned:
+            self._warned = True
             LOG.warning(
-                "rollout %s: its harness led %s of which it is not known in which turn they began: give each agent a "
-                "URL of its own, endpoint.agent(NAME) (docs/training/harnesses.md); of other rollouts nothing is said",
+                "rollout %s: its harness led %s that began in an unknown turn: give each agent a URL of its own, "
+                "endpoint.agent(NAME) (docs/training/harnesses.md); other rollouts are not reported",
                 id, counted(beside, "conversation"),
             )  # fmt: skip
         lost = agent.lost or lost
@@ -289,33 +287,33 @@ class ServedHarness:
             made = made or Trajectory(id, task.id, (), (), provenance=provenance)
             return HarnessResult(replace(made, stop="infrastructure"))
         assert made is not None
-        if said is None:
+        if returned is None:
             return HarnessResult(made)
         ended: Stop = "answer"
-        if isinstance(said, str):
-            return HarnessResult(replace(made, stop=ended), said)
-        return HarnessResult(replace(made, stop=ended, reward=said, answer=agent.answered))
+        if isinstance(returned, str):
+            return HarnessResult(replace(made, stop=ended), returned)
+        return HarnessResult(replace(made, stop=ended, reward=returned, answer=agent.answered))
 
 
 @asynccontextmanager
-async def open_harness(solve: HarnessFunction, seconds: float) -> AsyncIterator[ServedHarness]:
-    """Rollouts by a function, the server listening on this machine alone. Raises AddressUnavailable."""
+async def open_harness(solve: HarnessFunction, seconds: float) -> AsyncIterator[HarnessServer]:
+    """Serve a harness's rollouts on this machine only. Raises AddressUnavailable."""
     doors = RolloutRouter()
     allow_many_connections()
     async with run_in_loop(doors, listen("127.0.0.1", 0)) as url:
-        yield ServedHarness(solve, seconds, doors, url)
+        yield HarnessServer(solve, seconds, doors, url)
 
 
-def _raised(error: BaseException, solve: HarnessFunction) -> str:
-    """What a harness raised, and where; of a group of errors the first."""
+def _describe_error(error: BaseException, solve: HarnessFunction) -> str:
+    """Describe a harness's error, of a group the first, with its line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    said = f": {error}" if str(error) else ""
-    return f"the harness raised {type(error).__name__}{said}{_where(error, solve)}"
+    message = f": {error}" if str(error) else ""
+    return f"the harness raised {type(error).__name__}{message}{_error_line(error, solve)}"
 
 
-def _where(error: BaseException, solve: HarnessFunction) -> str:
-    """The line of the function's own file that it came from, where it is one; empty otherwise."""
+def _error_line(error: BaseException, solve: HarnessFunction) -> str:
+    """Return an error's line in the function's own file, if any."""
     own = getattr(getattr(solve, "__code__", None), "co_filename", None)
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
     return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""

@@ -1,4 +1,4 @@
-"""What goes through the endpoint, in a folder: whole conversations in one file, those that are open in one each."""
+"""Record of conversations: one file of ended ones, one for each open session."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from retcon.store.whole import storage_errors
 FILE = "trajectories.jsonl"
 OPEN = "open"
 AFTER = "after"
-"""Of a line in `open`: which exchange of the file, from 0, the line's own follows; None: it begins a conversation."""
+"""Field of a line in `open`: index of the exchange that it follows; None: it begins a conversation."""
 ABOVE = "above"
-"""Of the line of an agent's first exchange: `Node.above`, as `after` says it."""
+"""Field of an agent's first exchange: index of `Node.above`."""
 REWARDS = b'{"rewards":'
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What `open/SESSION.jsonl` holds. size: bytes, of whole lines. places: of exchanges among those of the file."""
+class _OpenRecord:
+    """Content of `open/SESSION.jsonl`. size: bytes of whole lines. places: indices of exchanges."""
 
     size: int = 0
     places: dict[Node, int] = field(default_factory=dict)
@@ -36,12 +36,11 @@ class _Kept:
 
 
 class Record:
-    """`FOLDER/trajectories.jsonl`, a line a trajectory, and `FOLDER/open/SESSION.jsonl` until a session ends, a line an
-    exchange or reward; nothing where folder is None.
+    """Recorder of conversations in a folder; None records nothing.
 
-    What a server that was killed has left open is taken in when the next one begins. numbers: by the name of a session,
-    what the next trajectory of that name is numbered, where the record has some: some 200 bytes of memory a session, as
-    long as the server runs. Raises RecordError, StorageError.
+    `FOLDER/trajectories.jsonl` has a line per trajectory, `FOLDER/open/SESSION.jsonl` of an open session a line per
+    exchange or reward. The next server adopts the open sessions of a killed one. numbers: next trajectory's number by
+    session name, if the record has some: about 200 bytes of memory a session. Raises RecordError, StorageError.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -49,7 +48,7 @@ class Record:
         self.file = None if folder is None else folder / FILE
         self.taken_in = 0
         self.numbers: dict[str, int] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, _OpenRecord] = {}
         if self.file is not None and self.file.is_file():
             for id in all_ids(self.file):
                 self._count(id)
@@ -57,22 +56,19 @@ class Record:
             with storage_errors(self._open):
                 self._open.mkdir(parents=True, exist_ok=True)
             for left in sorted(self._open.glob("[!.]*.jsonl")):
-                self.taken_in += self.finish(left.stem, _left_in(left))
+                self.taken_in += self.finish(left.stem, _read_open(left))
 
     def keep(self, session: AgentSession, provenance: Provenance, node: Node | None = None) -> None:
-        """What a session has come to: the exchange that was added last, where there is a new one, and rewards that are
-        new. There whenever this process is killed; it is not waited for until it is on the disk, as each answer waits
-        for this."""
+        """Append a session's new exchange, if any, and rewards. They survive a kill of this process; there is no sync,
+        as each answer waits for this."""
         if self._open is None:
             return
         target = self._open / f"{session.id}.jsonl"
         kept = self._kept.get(session.id)
         with storage_errors(target):
-            anew = (
-                kept is None or _size(target) < kept.size
-            )  # it is the session's first, or somebody took the file away
+            anew = kept is None or _size(target) < kept.size  # the session's first, or its file was removed
         if kept is None or anew:
-            kept, new = _Kept(), list(session.exchanges())
+            kept, new = _OpenRecord(), list(session.exchanges())
         else:
             new = [] if node is None else [node]
         places: dict[Node, int] = {}
@@ -94,8 +90,8 @@ class Record:
         self._kept[session.id] = kept
 
     def finish(self, session: str, trajectories: Sequence[Trajectory]) -> int:
-        """The session is over. How many of its trajectories were not on the record yet: some are where this has been
-        tried before, by a server that was killed meanwhile, or on a disk that was full."""
+        """Record an ended session; return the number of new trajectories. Some are there already if an earlier try was
+        killed or hit a full disk."""
         left = [t for t in trajectories if _parts(t.id)[1] >= self.numbers.get(session, 0)]
         if self.file is not None:
             with jsonl.Appender(self.file) as file:
@@ -116,7 +112,7 @@ class Record:
 
 
 def _parts(id: str) -> tuple[str, int]:
-    """The name of a trajectory's session, and its number there."""
+    """Split a trajectory's id into session and number."""
     name, _, number = id.rpartition("/")
     return name, int(number) if number.isdecimal() else 0
 
@@ -126,7 +122,7 @@ def _size(file: Path) -> int:
 
 
 def _append(file: Path, size: int, added: bytes) -> None:
-    """After the first `size` bytes, in place of whatever a write that failed has left there. Raises OSError."""
+    """Append after the first `size` bytes, over the rest of a failed write. Raises OSError."""
     with file.open("r+b" if size else "wb", buffering=0) as out:
         out.truncate(size)
         out.seek(size)
@@ -141,7 +137,7 @@ def _append(file: Path, size: int, added: bytes) -> None:
 
 
 def _line_of(node: Node, session: AgentSession, provenance: Provenance, after: int | None, above: int | None) -> bytes:
-    """An exchange, as a trajectory whose first turn is what it put after the turn before. Raises RecordError."""
+    """Encode an exchange as a trajectory; its first turn follows the turn before. Raises RecordError."""
     made = node.exchange
     turns = (Turn(made.given, observations=made.observations), *made.turns)
     id = f"{session.id}/{node.number}"
@@ -151,10 +147,9 @@ def _line_of(node: Node, session: AgentSession, provenance: Provenance, after: i
     )  # fmt: skip
 
 
-def _left_in(file: Path) -> list[Trajectory]:
-    """The trajectories of a session that was open when its server was killed; of an earlier version, lines that are
-    trajectories themselves. A line without its end was being written: nobody was answered with it. Raises
-    RecordError."""
+def _read_open(file: Path) -> list[Trajectory]:
+    """Read the trajectories of a killed server's open session; lines of an earlier version are trajectories. A line
+    without its end was not answered yet. Raises RecordError."""
     session, nodes, whole = AgentSession(file.stem, "", 0.0), list[Node](), list[Trajectory]()
     provenance = Provenance()
     with file.open("rb") as lines:
@@ -182,11 +177,11 @@ def _node(one: Trajectory, before: Sequence[Node], where: str) -> Node:
         if number is None:
             return None
         if not isinstance(number, int) or not 0 <= number < len(before):
-            raise RecordError(f"{where}: no exchange of a session")
+            raise RecordError(f"{where}: not an exchange of a session")
         return before[number]
 
     if not one.turns:
-        raise RecordError(f"{where}: no exchange of a session")
+        raise RecordError(f"{where}: not an exchange of a session")
     first, *turns = one.turns
     exchange = Exchange(
         (), first.segments, first.observations, tuple(turns), ChatMessage("assistant", ""), "", one.stop

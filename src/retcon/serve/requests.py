@@ -1,4 +1,4 @@
-"""A request of `/v1/chat/completions`: read, checked, and what it asks for."""
+"""Requests of `/v1/chat/completions`: parsing and validation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallBody(msgspec.Struct):
 
 
 class MessageBody(msgspec.Struct):
-    """Fields that are not here are those of other servers, which harnesses send back: they say nothing to a model."""
+    """A message. Unknown fields, which harnesses copy from other servers, are ignored."""
 
     role: str
     content: str | list[PartBody] | None = None
@@ -60,9 +60,9 @@ class StreamBody(msgspec.Struct):
 
 
 class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
-    """OpenAI's fields, and top_k and min_p as vLLM has them. From `n` on: taken where they ask for nothing else than
-    what is done anyway (`requests.NEUTRAL`). From `user` on: they say nothing to a model, and are not used; nor is
-    parallel_tool_calls, which no model is held to."""
+    """OpenAI's fields, and vLLM's top_k and min_p. From `n` on: accepted only with default values
+    (`requests.NEUTRAL`). From `user` on: ignored, without meaning to a model, as is parallel_tool_calls, which no model
+    obeys."""
 
     model: str
     messages: list[MessageBody]
@@ -98,7 +98,7 @@ class ChatBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 PLAIN = ":chat"
-"""After the model's name: nothing is run here, and what looks like a program is text."""
+"""Suffix of the model's name: run nothing here, and take programs for text."""
 _ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
@@ -107,7 +107,7 @@ _ROLES: dict[str, Role] = {
     "tool": "tool",
 }
 MOST_RANKED = 2**31 - 1
-"""The largest top_k: servers keep it in 32 bits."""
+"""Largest top_k, as servers keep it in 32 bits."""
 NEUTRAL: dict[str, tuple[object, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -119,16 +119,15 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "functions": ([],),
     "function_call": ("none",),
 }
-"""What a field may say that is not served."""
+"""Accepted values of unsupported fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a request asks for. plain: nothing is run here, and no call is looked for. tools: the client's own, which it
-    runs itself; none: those of this server. max_tokens: of a message, None for as many as the server allows.
-    temperature, top_p, …: None where the server decides. usage: whether a stream ends with a chunk of it. turns: that
-    calls which run here may come to, None where the server decides; no body says it. agent: see `Node`; the URL says
-    it."""
+    """A parsed request. plain: run nothing here, and parse no calls. tools: the client's own, which it runs; empty:
+    this server's. max_tokens: of a message, None: the server's maximum. temperature, top_p, …: None: the server's.
+    usage: whether a stream ends with a usage chunk. turns: most turns with calls here, None: the server's; not in a
+    body. agent: see `Node`; of the URL."""
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -148,12 +147,12 @@ class ChatRequest:
 
     @property
     def alone(self) -> bool:
-        """Whether one message answers it, of which nothing is run here."""
+        """Whether the answer is one message without calls run here."""
         return bool(self.tools) or self.plain
 
 
 def read_request(body: bytes, model: str) -> ChatRequest:
-    """The request in a body. model: the name of the one that is served. Raises RequestRefused that names the field."""
+    """Parse a request. model: the served one's name. Raises RequestRefused, which names the field."""
     asked = parse_request(body, ChatBody)
     names = (model, model + PLAIN)
     if asked.model not in names:
@@ -168,7 +167,7 @@ def read_request(body: bytes, model: str) -> ChatRequest:
     stops = (asked.stop,) if isinstance(asked.stop, str) else tuple(asked.stop or ())
     return ChatRequest(
         asked.model,
-        tuple(_said(message, n) for n, message in enumerate(asked.messages)),
+        tuple(_parse_message(message, n) for n, message in enumerate(asked.messages)),
         () if asked.tool_choice == "none" else _tools(asked.tools or ()),
         plain=(asked.model.endswith(PLAIN) and asked.model != model) or asked.tool_choice == "none",
         stream=bool(asked.stream),
@@ -225,7 +224,7 @@ def _tools(bodies: Sequence[ToolBody]) -> tuple[ToolSpec, ...]:
     return tuple(specs.values())
 
 
-def _said(message: MessageBody, at: int) -> ChatMessage:
+def _parse_message(message: MessageBody, at: int) -> ChatMessage:
     where = f"messages[{at}]"
     role = _ROLES.get(message.role)
     if role is None:

@@ -1,4 +1,4 @@
-"""Which conversation a request goes on with: by the session that it names, or by what it says again."""
+"""Sessions: the conversation that a request continues, by name or messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class MessageCall:
-    """A call in a message: arguments are text, JSON or not."""
+    """A call in a message; its arguments are text, JSON or not."""
 
     id: str
     name: str
@@ -49,21 +49,20 @@ class MessageCall:
 
     @property
     def key(self) -> Key:
-        """Equal for calls that say the same, whatever they are called and however their JSON is spaced. Arguments that
-        are null may be left out, as OpenHands does."""
+        """Key of equal calls, whatever their id and JSON spacing. Null arguments may be missing, as OpenHands does."""
         try:
             value = json.loads(self.arguments)
         except (ValueError, RecursionError):
             return (self.name, self.arguments)
         if isinstance(value, dict):
-            value = {name: said for name, said in value.items() if said is not None}
+            value = {name: one for name, one in value.items() if one is not None}
         return (self.name, json.dumps(value, sort_keys=True))
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """A message. call_id: of a tool's, which call it answers. failed: whether its sender says that the call failed,
-    None where it does not say. at: its place in the request."""
+    """A message. call_id: of a tool's, the call that it answers. failed: whether its sender reports a failed call, None
+    if unknown. at: its index in the request."""
 
     role: Role
     text: str
@@ -74,8 +73,8 @@ class ChatMessage:
 
     @property
     def key(self) -> Key:
-        """Equal for messages that say the same. Clients space anew what an assistant said, and keep what others did."""
-        text = _bare(self.text) if self.role == "assistant" else self.text
+        """Key of equal messages. An assistant's white space does not count, as clients change it."""
+        text = _remove_spaces(self.text) if self.role == "assistant" else self.text
         return (self.role, text, *(part for call in self.calls for part in call.key))
 
 
@@ -84,25 +83,25 @@ def message_keys(messages: Sequence[ChatMessage]) -> tuple[Key, ...]:
 
 
 def text_after(count: int, text: str) -> str:
-    """What a text says after its first `count` characters that are no white space."""
+    """Return the text after its first `count` non-space characters."""
     spots = [n for n, char in enumerate(text) if not char.isspace()]
     return text[spots[count - 1] + 1 :] if count else text
 
 
-def _bare(text: str) -> str:
-    """Without white space."""
+def _remove_spaces(text: str) -> str:
+    """Remove white space."""
     return "".join(text.split())
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What one request added.
+    """One request's part of a conversation.
 
-    keys: of the messages that were new in it. given: their ids, from where the turn before ended (or all began) to
-    where the model's opens; observations: those of the calls of the turn before. turns: what the model did; what
-    follows the last of them is the next exchange's `given`. shown: the message that the client was answered with.
-    whole: its text with what ended it, which a client may put back. refused: whether a call of it is none that the
-    client's tools take. added: what the client added to the message before, see `goes_on`.
+    keys: of its new messages. given: their ids, from the end of the turn before (or the beginning) to where the model's
+    opens; observations: of the calls of the turn before. turns: the model's; the next exchange's `given` follows them.
+    shown: the message to the client. whole: its text with the stop string, which a client may put back. refused:
+    whether a call of it does not fit the client's tools. added: text that the client added to the message before, see
+    `added_text`.
     """
 
     keys: tuple[Key, ...]
@@ -119,28 +118,27 @@ class Exchange:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_says", (replace(self.shown, text=self.whole).key, self.shown.key))
 
-    def goes_on(self, said: ChatMessage, key: Key) -> str | None:
-        """What a message, of this key, adds to the one that the client was answered with: nothing where it says the
-        same; None where it is another one.
+    def added_text(self, message: ChatMessage, key: Key) -> str | None:
+        """Return the text that a message adds to `shown`; None for another message.
 
-        Some harnesses write on a message of the model's before they send it back: smolagents adds `Calling tools: …`,
-        in place of the calls, with their ids; OpenHands closes the tag that a stop string cut. A call that no tool
-        takes comes back as the client has put it right, or as an error of its own: the id tells which one it is.
+        Some harnesses extend the model's message before they send it back: smolagents adds `Calling tools: …`, with the
+        calls' ids in place of the calls; OpenHands closes the tag that a stop string cut. An invalid call comes back
+        corrected, or as an error: its id identifies it. key: of the message.
         """
-        if self.refused and [call.id for call in said.calls] == [call.id for call in self.shown.calls]:
-            key = replace(said, calls=self.shown.calls).key
+        if self.refused and [call.id for call in message.calls] == [call.id for call in self.shown.calls]:
+            key = replace(message, calls=self.shown.calls).key
         if key in self._says:
             return ""
-        if said.role != "assistant" or said.calls or not all(call.id in said.text for call in self.shown.calls):
+        if message.role != "assistant" or message.calls or not all(c.id in message.text for c in self.shown.calls):
             return None
         for _, begins, *_ in self._says:
             if key[1].startswith(begins) and (begins or self.shown.calls):
-                return text_after(len(begins), said.text).rstrip() or None
+                return text_after(len(begins), message.text).rstrip() or None
         return None
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the model generated, abandoned attempts among them."""
+        """Tokens that the model generated, including abandoned attempts."""
         return token_count(s for turn in self.turns for made in turn.raw() for s in made.generated)
 
 
@@ -152,7 +150,7 @@ class Node:
         engine: the request's id that its keys and values are kept under.
         number: of the trajectory that it is a turn of: its parent's, unless another exchange followed that first.
         agent: whose URL it was asked at: names joined by `/`, empty for the URL of the session itself.
-        above: of a conversation's first exchange, the one in whose turn an agent began it; None where not known.
+        above: of a conversation's first exchange, the one in whose turn an agent began it; None if unknown.
     """
 
     exchange: Exchange
@@ -165,7 +163,7 @@ class Node:
 
     @property
     def path(self) -> list[Node]:
-        """From the conversation's first exchange to this one."""
+        """The exchanges from the conversation's first to this one."""
         found: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -174,7 +172,7 @@ class Node:
         return found[::-1]
 
     def leaves(self) -> Iterator[Node]:
-        """The last exchange of each conversation that goes through this one, in the order of the branches."""
+        """Yield the last exchange of each conversation through this one, in order."""
         left = [self]
         while left:
             node = left.pop()
@@ -184,7 +182,7 @@ class Node:
 
 
 def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], tuple[Turn, ...]]:
-    """Prompt and turns of exchanges that follow one another; what follows a turn stands in it."""
+    """Join consecutive exchanges into a prompt and turns with their observations."""
     first, *others = exchanges
     turns = list(first.turns)
     for exchange in others:
@@ -194,7 +192,7 @@ def join_exchanges(exchanges: Sequence[Exchange]) -> tuple[tuple[Segment, ...], 
 
 
 def continue_turn(turn: Turn, observations: Sequence[Observation], given: Sequence[Segment]) -> Turn:
-    """A turn with what follows it now, in place of what followed it."""
+    """Return a turn with other observations and following segments."""
     return replace(turn, segments=(*turn.generated, *given), observations=tuple(observations))
 
 
@@ -205,13 +203,13 @@ NOWHERE = -1
 def build_trajectories(
     leaves: Iterable[Node], provenance: Provenance, *, task: str, name: Callable[[Node], str]
 ) -> Iterator[Trajectory]:
-    """Give the trajectories that end with these nodes, each exchange in the first that has it.
+    """Yield the trajectories that end with these nodes.
 
-    One that goes on from an exchange of another has the history up to there in its prompt. `parent` says where an agent
-    began a conversation, and, as a fork, where one left another.
+    Each exchange is in the first of them; one that continues another's exchange has the history up to there in its
+    prompt. `parent`: where an agent began a conversation, or, as a fork, where one left another.
 
     Args:
-        name: the id of a trajectory by its last node.
+        name: returns a trajectory's id by its last node.
     """
     places: dict[Node, Parent] = {}  # of each exchange, its last turn
     for leaf in leaves:
@@ -222,8 +220,8 @@ def build_trajectories(
             parent = msgspec.structs.replace(places[path[0].above], relation="subagent")
         prompt, turns = join_exchanges([node.exchange for node in path[start:]])
         if start:
-            told, before = join_exchanges([node.exchange for node in path[:start]])
-            seen = (*told, *(s for turn in before for s in turn.segments), *prompt)
+            opening, before = join_exchanges([node.exchange for node in path[:start]])
+            seen = (*opening, *(s for turn in before for s in turn.segments), *prompt)
             prompt = tuple(Segment("prompt", s.text, s.ids) for s in seen)
         made = 0
         for node in path[start:]:
@@ -233,8 +231,8 @@ def build_trajectories(
         yield Trajectory(id, task, prompt, turns, stop=leaf.exchange.stop, provenance=provenance, parent=parent)
 
 
-def nest(nodes: Iterable[Trajectory]) -> list[Trajectory]:
-    """Give the roots of these trajectories, with the others as their children, by turn and id."""
+def nest_trajectories(nodes: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return root trajectories with the others as children, by turn and id."""
     below = defaultdict[str, list[Trajectory]](list)
     for node in nodes:
         below[node.parent.trajectory if node.parent else ""].append(node)
@@ -257,11 +255,10 @@ class AgentSession:
     """Conversations of one id. task: what its trajectories are rollouts of; named: whether a request has named it.
     nameless: what it began with, where no request named the session. after: how many sessions had ended before it
     began. first: number of its first trajectory: those before are of sessions of its name that have ended. roots: first
-    exchanges, by what was told before them (`Place.first`). requests: that were answered; running: that are being.
-    begun: number of the next trajectory. rewards: by trajectory, and of all others under no name. busy: ids under which
-    the engine is being asked; engines: that it keeps something for. numbered: the largest number of a request; freed:
-    those below it that none has. latest: what each agent was answered last; asking: how many requests of each are under
-    way; overlapped: agents that asked for several things at once."""
+    exchanges, by conversation key (`Place.first`). requests: answered ones; running: current ones. begun: number of the
+    next trajectory. rewards: by trajectory, "" for all others. busy: ids of the engine's current requests; engines: of
+    all that it keeps. numbered: the largest number of a request; freed: unused ones below it. latest: each agent's last
+    answer; asking: its current requests; overlapped: agents with concurrent requests."""
 
     id: str
     task: str
@@ -289,23 +286,26 @@ class AgentSession:
         self.begun = self.first
 
     def nodes(self) -> Iterator[Node]:
-        """The last exchange of each of its trajectories."""
+        """Yield the last exchange of each trajectory."""
         for roots in self.roots.values():
             for root in roots:
                 yield from root.leaves()
 
     def trajectories(self, provenance: Provenance) -> list[Trajectory]:
-        """All of them without their children, in the order in which they began, but that of an agent before the one in
-        whose turn it began. A branch is none's child here."""
+        """Return all trajectories without children, in order; an agent's come before their parent.
+
+        Branches have no parent here."""
         leaves = sorted(self.nodes(), key=lambda node: node.number)
         made = build_trajectories(leaves, provenance, task=self.task, name=lambda leaf: f"{self.id}/{leaf.number}")
-        roots = nest(t if t.parent and t.parent.relation == "subagent" else replace(t, parent=None) for t in made)
+        roots = nest_trajectories(
+            t if t.parent and t.parent.relation == "subagent" else replace(t, parent=None) for t in made
+        )
         return [
             replace(t, children=(), reward=self.rewards.get(t.id, self.rewards.get(""))) for r in roots for t in r.tree
         ]
 
     def exchanges(self) -> Iterator[Node]:
-        """All of them, each after the one that it follows, in the order in which those after the same were added."""
+        """Yield all exchanges, each after the one that it follows."""
         left = [root for roots in self.roots.values() for root in roots][::-1]
         while left:
             node = left.pop()
@@ -313,8 +313,7 @@ class AgentSession:
             left.extend(reversed(node.children))
 
     def take_number(self) -> int:
-        """A request's own: the smallest, from 1, that none has which is under way or was answered. It is `freed` of one
-        that comes to nothing."""
+        """Take a request's number: the smallest free one, from 1. Failed requests free theirs (`freed`)."""
         if self.freed:
             number = min(self.freed)
             self.freed.remove(number)
@@ -323,8 +322,8 @@ class AgentSession:
         return self.numbered
 
     def engine_for(self, parent: Node | None) -> str:
-        """The id under which an exchange after `parent` asks the engine: the conversation's own, unless another branch
-        of it has that. No session before of this name had it: the engine may not yet have let go of that one's."""
+        """Return the engine's id for an exchange after `parent`: the conversation's, unless another branch uses it. No
+        earlier session of this name had it, as the engine may not have released that one's yet."""
         if parent is not None and not parent.children and parent.engine not in self.busy:
             return parent.engine
         self.branches += 1
@@ -332,8 +331,8 @@ class AgentSession:
 
     @contextmanager
     def asked_by(self, agent: str) -> Iterator[Node | None]:
-        """Count an agent's request while it is answered; give the exchange in whose turn a conversation that it begins
-        would be: what the agent above was answered last, None where that one asked for several things at once."""
+        """Count an agent's request within the block; yield the exchange above a conversation that it begins: the last
+        answer of the agent above, None if that one had concurrent requests."""
         above = agent.rpartition("/")[0]
         known = agent and above not in self.overlapped and not self.asking[above]
         self.asking[agent] += 1
@@ -358,7 +357,7 @@ class AgentSession:
         return node
 
     def take_back(self, node: Node, first: str) -> None:
-        """Undoes the last `add`. first: what the conversation began with (`Place.first`)."""
+        """Undo the last `add`. first: the conversation's key (`Place.first`)."""
         (self.roots[first] if node.parent is None else node.parent.children).remove(node)
         if node.parent is None or node.parent.children:
             self.begun = node.number
@@ -372,9 +371,9 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes on: after `parent` (None: nowhere, it begins), with its messages from `start` on. first:
-    names what its conversation began with. added: what the client added to the message before. same_calls: whether the
-    calls in that have the ids that they were given. agent: see `Node`."""
+    """The place where a request continues: after `parent` (None: at the beginning), with its messages from `start` on.
+    first: key of its conversation. added: text that the client added to the message before. same_calls: whether the
+    calls in that have their original ids. agent: see `Node`."""
 
     session: AgentSession
     parent: Node | None
@@ -386,13 +385,13 @@ class Place:
 
 
 class Sessions:
-    """The sessions that are open; most: how many may be. idle: seconds after which an unused one may go. numbers: of
-    the next trajectory of a name, where sessions of that name have ended (`Record`)."""
+    """Open sessions. most: their maximum. idle: seconds after which an unused one may end. numbers: of the next
+    trajectory by session name, if sessions of that name have ended (`Record`)."""
 
     def __init__(self, most: int, idle: float, numbers: Mapping[str, int]) -> None:
         self._most, self._idle, self._numbers = most, idle, numbers
-        self._open: OrderedDict[str, AgentSession] = OrderedDict()  # the one that was used last, last
-        self._nameless: dict[str, list[AgentSession]] = {}  # by what their conversations began with
+        self._open: OrderedDict[str, AgentSession] = OrderedDict()  # in order of last use
+        self._nameless: dict[str, list[AgentSession]] = {}  # by conversation key
         self._ended = 0
 
     def __len__(self) -> int:
@@ -402,7 +401,7 @@ class Sessions:
         return iter(list(self._open.values()))
 
     def get(self, id: str) -> AgentSession:
-        """Raises RequestRefused (404)."""
+        """Return an open session. Raises RequestRefused (404)."""
         if id not in self._open:
             raise RequestRefused(404, "no_such_session", f"no session '{id}' is open", field="session")
         return self._open[id]
@@ -410,16 +409,15 @@ class Sessions:
     def find(
         self, name: str | None, task: str | None, begins: Sequence[str], messages: Sequence[ChatMessage], agent: str
     ) -> Place:
-        """Where a request goes on. name: of its session, None where it names none: one that has said the same, and has
-        no other task than it names, else a new one. begins: what its conversation began with besides messages (tools,
-        mode, agent). agent: see `Node`.
+        """Find the place where a request continues. name: of its session; None: one with the same messages and no other
+        task, else a new one. begins: key parts of the conversation besides messages (tools, mode, agent). agent: see
+        `Node`.
 
-        Raises RequestRefused for a name or task that is none, a task that is not the session's, and where too many
-        sessions are open.
+        Raises RequestRefused for an invalid name or task, another task than the session's, and too many open sessions.
         """
         if not all(map(_NAME.fullmatch, agent.split("/") if agent else ())):
-            said = f"an agent's name is up to 100 letters, digits, '_', '-' and '.', not '{agent:.120}'"
-            raise invalid_request("url", said)
+            message = f"an agent's name is up to 100 letters, digits, '_', '-' and '.', not '{agent:.120}'"
+            raise invalid_request("url", message)
         if agent and name is None:
             raise invalid_request(SESSION, f"the URL of an agent needs {SESSION}: the session that the agent works in")
         keys, first = message_keys(messages), conversation_key(begins, messages)
@@ -431,24 +429,24 @@ class Sessions:
                 )
             session = self._open.get(name) or self._new(name, task)
             if named and session.named and session.task != task:
-                said = f"{TASK}: the session '{name}' is one of the task '{session.task}', not of '{task}'"
-                raise invalid_request(TASK, f"{said}: give each its own {SESSION}", "another_task")
+                message = f"{TASK}: the session '{name}' is of the task '{session.task}', not of '{task}'"
+                raise invalid_request(TASK, f"{message}: give each its own {SESSION}", "another_task")
             found = self._place(session, first, messages, keys)
         else:
             there = reversed(self._nameless.get(first, []))
             known = [one for one in there if one.task == task or not (named and one.named)]
             places = [place for one in known if (place := self._place(one, first, messages, keys)).parent is not None]
-            if named:  # one that has no name yet takes this one, but where there is one of the name
+            if named:  # a session without a task's name takes this one, unless there is one of the name
                 places = [place for place in places if place.session.named] or places
-            found = max(places, key=_fit) if places else Place(self._new("", task, first), None, 0, first)
+            found = max(places, key=_rank) if places else Place(self._new("", task, first), None, 0, first)
         if named:
             found.session.task, found.session.named = task, True
         self.touch(found.session)
         return replace(found, agent=agent)
 
     def idle(self) -> Iterator[AgentSession]:
-        """Those that may be ended for new ones. Each is so when it is given: while one before is ended, other requests
-        may go on with it, or end it."""
+        """Yield sessions that may be ended for new ones. Each is idle when it is yielded, as other requests may
+        continue or end it while one before is ended."""
         since = time.monotonic() - self._idle
         for one in self:
             if one.used < since and not one.running and self._open.get(one.id) is one:
@@ -460,13 +458,13 @@ class Sessions:
             self._open.move_to_end(session.id)
 
     @staticmethod
-    def refuse_running(session: AgentSession) -> None:
-        """Raises RequestRefused (409) where a request of the session is running."""
+    def check_not_running(session: AgentSession) -> None:
+        """Raise RequestRefused (409) if a request of the session is running."""
         if session.running:
             raise RequestRefused(409, "busy", f"a request of the session '{session.id}' is running", field="session")
 
     def close(self, session: AgentSession) -> None:
-        """It is open no more; nothing happens to one that is not."""
+        """Close a session, if it is open."""
         self._ended += self._open.pop(session.id, None) is not None
         others = [one for one in self._nameless.get(session.nameless, ()) if one is not session]
         if others:
@@ -492,7 +490,7 @@ class Sessions:
 
     @staticmethod
     def _place(session: AgentSession, first: str, messages: Sequence[ChatMessage], keys: Sequence[Key]) -> Place:
-        """After the exchange that says the most of the messages again. keys: theirs."""
+        """Find the exchange that repeats most of the messages. keys: theirs."""
         found = [Place(session, None, 0, first)]
         ends = [(0, "", session.roots.get(first, []))]
         while ends:
@@ -501,29 +499,28 @@ class Sessions:
                 end, exchange = start + len(child.exchange.keys), child.exchange
                 if exchange.added != added or end >= len(keys) or keys[start:end] != exchange.keys:
                     continue
-                if (more := exchange.goes_on(messages[end], keys[end])) is not None:
+                if (more := exchange.added_text(messages[end], keys[end])) is not None:
                     same = [c.id for c in messages[end].calls] == [c.id for c in exchange.shown.calls]
                     found.append(Place(session, child, end + 1, first, more, same))
                     ends.append((end + 1, more, child.children))
-        return max(found, key=_fit)
+        return max(found, key=_rank)
 
 
-def _fit(place: Place) -> tuple[int, int, bool, bool, float]:
-    """Of places where the same was said: the longest, where the least was added (another answer may begin alike), whose
-    calls have the same ids, that nobody went on from, the last that was used."""
+def _rank(place: Place) -> tuple[int, int, bool, bool, float]:
+    """Rank places with the same messages: the longest, with the least added text (another answer may begin alike), the
+    same call ids, not yet continued, last used."""
     free = place.parent is not None and not place.parent.children and place.parent.engine not in place.session.busy
     return (place.start, -len(place.added), place.same_calls, free, place.session.used)
 
 
 def conversation_key(begins: Sequence[str], messages: Sequence[ChatMessage]) -> str:
-    """Names what a conversation began with: `begins` (see `Sessions.find`), and what was told before the model's first
-    message."""
+    """Return a conversation's key. begins: see `Sessions.find`. Only messages before the model's first count."""
     spoken = next((n for n, message in enumerate(messages) if message.role == "assistant"), len(messages))
     return f"{derive(*begins, *(part for key in message_keys(messages[:spoken]) for part in key)):016x}"
 
 
 def is_task_name(text: str) -> bool:
-    """Whether a session may have this as its task."""
+    """Whether a session may have this task."""
     return text.isprintable() and 0 < len(text) <= _LONGEST_TASK
 
 
@@ -537,7 +534,7 @@ def _task(task: str | None, first: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A message of the assistant (None: one that stands already, or none yet), and what follows it."""
+    """A message of the assistant (None: an earlier one, or none yet), and the messages after it."""
 
     assistant: ChatMessage | None
     tools: tuple[ChatMessage, ...]
@@ -546,7 +543,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a request goes on from: all turns so far, with what it adds to them."""
+    """The history that a request continues: all turns so far, and the new messages."""
 
     trajectory: Trajectory
     observations: tuple[Observation, ...]
@@ -554,7 +551,7 @@ class History:
 
 
 def render_history(place: Place, chat: Chat, messages: Sequence[ChatMessage]) -> History:
-    """Raises RequestRefused for messages in an order that no conversation has."""
+    """Render a request's history. Raises RequestRefused for an impossible order of messages."""
     session, new = place.session, messages[place.start :]
     if place.parent is None:
         given = render_opening(chat, new)
@@ -566,8 +563,8 @@ def render_history(place: Place, chat: Chat, messages: Sequence[ChatMessage]) ->
 
 
 def render_opening(chat: Chat, messages: Sequence[ChatMessage]) -> tuple[Segment, ...]:
-    """All that is told before the model's turn. What an assistant says in it was not sampled here: of kind `prompt`,
-    and nothing that is learnt. Raises RequestRefused that names the message."""
+    """Render all messages before the model's turn. An assistant's were not sampled here: they are of kind `prompt` and
+    not trained on. Raises RequestRefused, which names the message."""
     first, *others = _blocks(messages)
     head = [message for message in messages if message.role == "system"] + list(first.users)
     if not messages or first.tools or not first.users:
@@ -581,20 +578,20 @@ def render_opening(chat: Chat, messages: Sequence[ChatMessage]) -> tuple[Segment
 def render_continuation(
     chat: Chat, turn: Turn, called: Sequence[MessageCall], messages: Sequence[ChatMessage], *, added: str = ""
 ) -> tuple[tuple[Observation, ...], tuple[Segment, ...]]:
-    """What follows a turn of the model's: the observations of its calls, and all segments up to its next turn.
+    """Render the messages after a turn: observations of its calls, and all segments up to the next turn.
 
     called: the turn's calls as the client was given them; none where they were run here. Whether a call failed is what
     the tool's message says (`is_error`); where it says nothing, what its text is taken for, by a rule that is named.
-    added: what the client wrote on the model's message: told as another message of the assistant's, or in the same one
-    where that did not come to its end. Raises RequestRefused.
+    added: text that the client added to the model's message: rendered as another message of the assistant, or in the
+    same one if that was not ended. Raises RequestRefused.
     """
     first, *others = _blocks(messages)
     if first.assistant is not None:
         raise invalid_request(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
     open_calls = () if added or turn.observations else turn.calls
     observations = _observations(open_calls, called if open_calls else (), first) or turn.observations
-    last, told = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
-    at_once, last_id = () if added else told, last[0] if last else None
+    last, new = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
+    at_once, last_id = () if added else new, last[0] if last else None
     if turn.calls and observations:
         follows = chat.observations(turn.calls, observations, last_id=last_id, messages=at_once, written=turn.text)
     else:
@@ -603,7 +600,7 @@ def render_continuation(
         wrote = replace(chat.render_turn(added.strip()), kind="prompt")
         if not observations and last_id not in (None, *chat.stop_ids):
             follows, wrote = (), Segment("prompt", added, tuple(chat.tokenizer.encode(added)))
-        follows = (*follows, wrote, *chat.render_messages(told, last_id=ids_of([wrote])[-1]))
+        follows = (*follows, wrote, *chat.render_messages(new, last_id=ids_of([wrote])[-1]))
     return observations, (*follows, *_written_elsewhere(chat, others))
 
 
@@ -615,11 +612,11 @@ def _written_elsewhere(chat: Chat, blocks: Sequence[_Block]) -> Iterator[Segment
         wrote = chat.render_turn(block.assistant.text, [(call.name, call.arguments) for call in stand_ins])
         yield replace(wrote, kind="prompt")
         observations, last = _observations(stand_ins, calls, block), (wrote.ids or (None,))[-1]
-        told = [(message.role, message.text) for message in block.users]
+        users = [(message.role, message.text) for message in block.users]
         if calls:
-            yield from chat.observations(stand_ins, observations, last_id=last, messages=told, written=wrote.text)
+            yield from chat.observations(stand_ins, observations, last_id=last, messages=users, written=wrote.text)
         else:
-            yield from chat.render_messages(told, last_id=last)
+            yield from chat.render_messages(users, last_id=last)
 
 
 def _arguments(call: MessageCall) -> Mapping[str, object] | str:
@@ -628,16 +625,16 @@ def _arguments(call: MessageCall) -> Mapping[str, object] | str:
 
 
 def _observations(calls: Sequence[ToolCall], called: Sequence[MessageCall], block: _Block) -> tuple[Observation, ...]:
-    """One for each call, in the calls' order: calls of one id are answered in the order of the messages."""
+    """Return an observation for each call, in order; equal ids are answered in the messages' order."""
     known = [call.id for call in called]
     answers: dict[str, deque[ChatMessage]] = {id: deque() for id in known}
     for message in block.tools:
         if message.call_id not in known:
-            said = f"no call '{message.call_id}' is open{nearest(message.call_id, known)}"
-            raise invalid_request(f"messages[{message.at}].tool_call_id", said)
+            error = f"no call '{message.call_id}' is open{nearest(message.call_id, known)}"
+            raise invalid_request(f"messages[{message.at}].tool_call_id", error)
         if len(answers[message.call_id]) == known.count(message.call_id):
-            said = f"the call '{message.call_id}' has been answered already"
-            raise invalid_request(f"messages[{message.at}].tool_call_id", said)
+            error = f"the call '{message.call_id}' has been answered already"
+            raise invalid_request(f"messages[{message.at}].tool_call_id", error)
         answers[message.call_id].append(message)
     if missing := [id for id in known if len(answers[id]) < known.count(id)]:
         raise invalid_request("messages", f"no message of a tool answers the call {missing[0]}")
@@ -656,7 +653,7 @@ def _observation(call: ToolCall, message: ChatMessage) -> Observation:
 
 
 def _blocks(messages: Sequence[ChatMessage]) -> list[_Block]:
-    """In order. Raises RequestRefused for an order that no conversation has."""
+    """Split messages into blocks. Raises RequestRefused for an impossible order."""
     blocks = [_Block(None, (), ())]
     for n, message in enumerate(messages):
         last, where = blocks[-1], f"messages[{message.at}]"
