@@ -1,1 +1,1 @@
-"""How a model is addressed: prompts, tool schemas and observations to tokens, and calls out of tokens."""
+"""Chats of models: prompts and observations to tokens, calls out of tokens."""

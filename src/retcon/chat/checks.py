@@ -101,7 +101,7 @@ class Comparison:
         return False
 
     def _render(self, *turns: tuple[_Calls, Sequence[str], str], system: str = "", marked: bool = False) -> str:
-        """A conversation of a question and turns of calls, their results and the words before, by the template."""
+        """Render a question and turns of calls, their results and the words before, by the template."""
         if self._blocks:
             first = [("system", system)] * bool(system)
             texts = list(self._blocks.messages([*first, ("user", "x")], [TOOL]))
@@ -120,16 +120,16 @@ class Comparison:
         return self._template.render(messages, [TOOL.as_function()], marked=marked)
 
     def _labels(self, calls: _Calls) -> list[str]:
-        """The ids of calls as the model writes them, else any."""
+        """Return the ids of calls as the model writes them, else any."""
         found = [call.label for call in self._family.find_calls(self._wrote(calls).text)]
         return [label or f"retcon{n:03d}" for n, label in enumerate((found + [""] * len(calls))[: len(calls)])]
 
     def _wrote(self, calls: _Calls, text: str = "") -> Segment:
-        """A turn of ours, with what the template has where nothing was thought."""
+        """Render a turn by the chat, with the template's text for no thought."""
         return self._chat.render_turn(text, calls, self._chat.framing.render_thought("", last=True) or ())
 
     def _turn(self, calls: _Calls, words: str = "") -> str:
-        """A turn with calls as the template writes it, after the prompt that opens it, up to its end."""
+        """Render a turn with calls by the template, from the prompt's end to the turn's."""
         text = self._render((calls, [_RESULT] * len(calls), words)).partition(_RESULT)[0]
         start = len(whole_tags(common_start(self._render(), text)))
         code = str(calls[-1][1]["code"])

@@ -1,4 +1,4 @@
-"""JSON values within a text that a model wrote."""
+"""JSON values within a model's text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def read_arguments(value: object) -> dict[str, object] | None:
 
 
 def space_end(text: str, start: int) -> int:
-    """Where the space at `start` ends."""
+    """Return where the space at `start` ends."""
     space = _SPACE.match(text, start)
     return space.end() if space else start
 

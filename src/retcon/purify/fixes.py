@@ -220,7 +220,7 @@ def _as_text(value: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """A value without what is only its spelling: spaces, quotes, its case, its type."""
+    """Normalise a value's spelling: spaces, quotes, case, type."""
     return re.sub(r"[\s'\"]+", "", _as_text(value)).casefold()
 
 
@@ -247,7 +247,7 @@ _ENTITY_KEYS = frozenset(
 
 
 def line_of(observation: Observation) -> int | None:
-    """Where the program failed, as far as its output says so; None: all of it may have run."""
+    """Return the line where a program failed, if its output has it; None: all of it may have run."""
     return observation.line if observation.status != "ok" else None
 
 
@@ -277,13 +277,13 @@ def _by_hand(before: str, after: str, words: str) -> str | None:
 
 
 def _called(tree: ast.AST) -> set[str]:
-    """The names of what is called, of methods the method's."""
+    """Return the names of called functions and methods."""
     functions = [node.func for node in below(tree) if isinstance(node, ast.Call)]
     return {getattr(f, "id", "") or getattr(f, "attr", "") for f in functions}
 
 
 def _narrower(before: str, after: str) -> str | None:
-    """A range that has become less than half as long."""
+    """Find a range that has become less than half as long."""
     lengths = zip(_ranges(before), _ranges(after), strict=False)
     return next((text for (old, _), (new, text) in lengths if 2 * new < old), None)
 
@@ -321,7 +321,7 @@ def _filtered(before: str, after: str) -> str | None:
 
 
 def _conditions(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """What each comprehension goes over, and its conditions."""
+    """Yield what each comprehension iterates over, and its conditions."""
     for node in below(tree):
         if isinstance(node, ast.comprehension):
             yield source(node.iter), [source(test) for test in node.ifs]

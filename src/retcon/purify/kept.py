@@ -94,7 +94,7 @@ class References:
         self._prompt = prompt
         self._flags: list[_Flag] = []
         self._later: list[tuple[int, bool]] = []
-        """The turns whose words come later, and whether these are fixed: see `_Flag`."""
+        """The turns whose words come later, and whether these are fixed, as in `_Flag`."""
         self._cuts: dict[tuple[int, Place], list[_Flag]] = {}
         self.cut: list[Cut] = []
         self._cut_for: dict[int, list[Cut]] = {}
@@ -181,7 +181,7 @@ class References:
         return tuple(out)
 
     def _done(self, turn: int, place: Place) -> list[Sentence]:
-        """What has been cut there."""
+        """Return what has been cut at a place."""
         return [flag.one for flag in self._cuts.get((turn, place), ())]
 
     def _is_cut(self, flag: _Flag) -> bool:
@@ -189,7 +189,7 @@ class References:
         return any(flag.covers(other) for other in self._cuts.get((flag.turn, flag.place), ()))
 
     def _own(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
-        """What in the fix itself refers to the failure: its comments, what follows it, and, deep, its words."""
+        """Yield references of the fix to the failure: in comments, after them, and, deep, in its words."""
         turn = self.turns[stop]
         fixed = _has_ids(turn)
         if not shallow:
@@ -308,7 +308,7 @@ class References:
         return next(codes) != next(codes)
 
     def _firsts(self) -> dict[str, int]:
-        """Where each token stands first, -1 for the prompt."""
+        """Return the first turn of each token, -1 for the prompt."""
         if self._first is None:
             self._first = dict.fromkeys(tokens(self._prompt), -1)
             for n, turn in enumerate(self.turns):
@@ -362,7 +362,7 @@ turn's number and that of the turn whose words it has; the first place comes las
 
 
 def prose(turn: Turn) -> str:
-    """What a turn says before its first call."""
+    """Return a turn's text before its first call."""
     return turn.text[: turn.calls[0].char] if turn.calls else turn.text
 
 
@@ -397,8 +397,7 @@ def apply_edits(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
 
 
 def _tail(turn: Turn) -> str:
-    """What a turn says from its first call on beside the programs: between them and after. Calls that are written as
-    JSON have nothing beside them."""
+    """Return a turn's text after its first call, without programs. Calls in JSON have no text beside them."""
     if not turn.calls:
         return ""
     text = turn.text[turn.calls[0].char :]
@@ -413,7 +412,7 @@ def _tail(turn: Turn) -> str:
 
 
 def _outputs(turn: Turn) -> list[str]:
-    """The outputs of a turn, without the numbers of cells."""
+    """Return a turn's outputs, without the numbers of cells."""
     return [_CELL.sub("", o.text) if "Out[" in o.text else o.text for o in turn.observations]
 
 
@@ -424,12 +423,12 @@ def _lines(turn: Turn) -> tuple[str, ...]:
 
 
 def _shown(turn: Turn) -> Iterable[str]:
-    """The outputs and programs of a turn."""
+    """Iterate over a turn's outputs and programs."""
     return chain((s.text for s in turn.segments if s.kind == "observation"), (call.code for call in turn.calls))
 
 
 def _arguments(turn: Turn) -> str:
-    """The arguments of the calls that have no program."""
+    """Return the arguments of a turn's calls without a program."""
     given = [call.arguments for call in turn.calls if not call.malformed and not has_program(call)]
     return "".join(f"\n{json.dumps(arguments, default=str, ensure_ascii=False)}" for arguments in given)
 
@@ -443,7 +442,7 @@ def _result(observation: Observation) -> str:
 
 
 def _asked(turn: Turn) -> str:
-    """What a user says after it."""
+    """Return the user's words after a turn."""
     asked = [s.text for s in turn.segments if s.kind == "prompt"]
     return "\n".join(asked) if asked else ""
 

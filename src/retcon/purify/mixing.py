@@ -69,7 +69,7 @@ class Probes:
 
     def share(self, probability: float, made: Sequence[Trajectory]) -> float:
         """p of the group's other rollouts, of which `made` are the probes: least + (probability - least) · f, where f
-        is the share of the probes' first tries that failed (see `retcon.core.types`), 0 where they made none."""
+        is the share of the probes' first tries that failed (`retcon.core.types.count_first_tries`), 0 without any."""
         tries = [count_first_tries(trajectory) for trajectory in made if trajectory.stop != "infrastructure"]
         tried, failed = sum(t.made for t in tries), sum(t.failed for t in tries)
         least = min(self.least, probability)

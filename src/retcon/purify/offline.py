@@ -1,4 +1,4 @@
-"""SAAR on trajectories that were lived without it: the failure and the fix both stand in the history already.
+"""SAAR on finished trajectories, whose history has failure and fix.
 
 Live, the fix is generated for the failure; here it has to be recognised, and what is taken out has been seen by all
 that follows. The decision between shallow and deep is the same (`splice.purify`); what may be taken for a fix is
@@ -121,7 +121,7 @@ def _may_have_acted(call: ToolCall, observation: Observation) -> bool:
 
 
 def _answered(turn: Turn) -> list[tuple[ToolCall, Observation]]:
-    """The programs of a turn that were run, each with its output."""
+    """Return the programs of a turn that ran, each with its output."""
     return [(c, o) for c, o in zip(turn.calls, turn.observations, strict=False) if is_program(c)]
 
 

@@ -1,4 +1,4 @@
-"""Preference pairs from repairs: the call that failed against the one that replaced it."""
+"""Preference pairs of repairs: the failed call against its replacement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rejected = Literal["first", "all"]
 
 
 def preference_pairs(trajectory: Trajectory, *, rejected: Rejected = "first") -> Iterator[Pair]:
-    """The pairs of a purified trajectory, in order: data of the masked DPO side loss (arXiv 2601.15141, appendix B).
+    """Yield a trajectory's pairs for the masked DPO loss (arXiv 2601.15141, B).
 
     prompt: the history h_t, purified, that the fix stands in. chosen: what stands there now, (r_t, c') after a shallow
     repair, (r'_aux, c') after a deep one, a whole fresh try after `resampled`. rejected: the attempt that failed, (r_t,

@@ -88,7 +88,7 @@ _BOUND = re.compile(r"^(\w+) = ", re.MULTILINE)
 
 
 def source(node: ast.AST) -> str:
-    """A node as text, the same for nodes that say the same."""
+    """Unparse a node, or dump it where that fails."""
     try:
         return ast.unparse(node)
     except ValueError:  # before Python 3.12, for an f-string with an invisible character in a text within it
@@ -96,7 +96,7 @@ def source(node: ast.AST) -> str:
 
 
 def _nested(tree: ast.AST) -> int:
-    """How deep a tree is, no further than is of interest."""
+    """Return a tree's depth, up to the limit."""
     level: list[ast.AST] = [tree]
     depth = 0
     while level and depth <= _DEEPEST:
@@ -111,7 +111,7 @@ def _has_long(tree: ast.AST) -> bool:
 
 
 def nodes_here(node: ast.AST) -> list[ast.AST]:
-    """The nodes that run in the module's own scope: bodies of functions, classes and comprehensions left out."""
+    """Return the nodes that run in the module's own scope."""
     found = [node]
     for item in found:  # which grows as it is read
         if not isinstance(item, _SCOPES):
@@ -120,7 +120,7 @@ def nodes_here(node: ast.AST) -> list[ast.AST]:
 
 
 def binds(node: ast.AST) -> Sequence[str]:
-    """The names that this very node binds."""
+    """Return the names that this node itself binds."""
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
     if isinstance(node, _NAMED):
@@ -136,7 +136,7 @@ _NAMED = (
 
 
 def below(node: ast.AST) -> list[ast.AST]:
-    """All nodes from this one down."""
+    """Return all nodes from this one down."""
     found = [node]
     for item in found:
         found += children(item)
@@ -183,7 +183,7 @@ _BRANCHES: dict[type[ast.AST], tuple[tuple[str, ...], ...]] = {
 
 
 def needs(code: str, names: frozenset[str]) -> frozenset[str]:
-    """Those of `names` whose value from before `code` it may read: loaded where it has not bound them itself."""
+    """Return those of `names` whose earlier value `code` may read."""
     return names & reads(code) if names else names
 
 
@@ -304,7 +304,7 @@ class _Reads:
         self._bind(*(name for names in made for name in names))
 
     def _function(self, node: _Function) -> None:
-        """A function where it is defined: what is read now, and what it reads when it is called."""
+        """Read a function where it is defined: its reads now, and those when it is called."""
         given = node.args
         self.all_of((*getattr(node, "decorator_list", ()), *given.defaults, *given.kw_defaults))
         parameters = [*given.posonlyargs, *given.args, *given.kwonlyargs]
@@ -334,7 +334,7 @@ class _Reads:
 
 
 def _listed(node: ast.AST, fields: Iterable[str]) -> list[ast.AST]:
-    """What stands under these fields, one after another."""
+    """Return a node's children in these fields, in order."""
     found: list[ast.AST] = []
     for name in fields:
         value = getattr(node, name)
@@ -365,7 +365,7 @@ class Effects(Struct, frozen=True):
 
 @lru_cache(maxsize=64)
 def effects(code: str, before: int | None = None) -> Effects:
-    """What running `code` leaves behind. before: only what ran before this line failed (1-based); None: all of it.
+    """Return what running `code` leaves behind. before: only what ran before this line failed (1-based); None: all.
 
     Careful rather than exact: a statement that the failing line lies within counts, unless it is the binding itself.
     A program that cannot be parsed is read line by line."""
@@ -456,7 +456,7 @@ def definitions(code: str) -> frozenset[str]:
 
 
 def goals(code: str, line: int | None = None) -> frozenset[str]:
-    """What a program is for, in names that it binds: those of its last statement, and of the one at `line`, if known.
+    """Return the names that a program is for: those of its last statement, and of the one at `line`, if known.
 
     Names such as `x` that are bound on the way are no goal: two programs that both declare a symbol have nothing in
     common by that."""
@@ -469,7 +469,7 @@ def goals(code: str, line: int | None = None) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _aims(node: ast.stmt) -> frozenset[str]:
-    """The names that a statement binds, or shows and tests; trees are cached, so that a node stands for its text."""
+    """Return the names that a statement binds, or shows and tests; cached by its text."""
     found = [] if isinstance(node, ast.Expr) else [name for item in nodes_here(node) for name in binds(item)]
     if isinstance(node, ast.Expr | ast.If | ast.Assert):
         found += [n.id for n in below(node) if isinstance(n, ast.Name)]
@@ -597,13 +597,13 @@ def _inputs(value: ast.expr) -> set[str]:
 
 
 def handlers(code: str) -> int:
-    """How many `except` clauses a program has."""
+    """Count a program's `except` clauses."""
     tree = parse(code) if "except" in code else None
     return 0 if tree is None else sum(isinstance(node, ast.ExceptHandler) for node in below(tree))
 
 
 def assertions(code: str) -> frozenset[str]:
-    """What a program asserts: its conditions as text."""
+    """Return the conditions that a program asserts, as text."""
     tree = parse(code) if "assert" in code else None
     return frozenset(source(n.test) for n in below(tree) if isinstance(n, ast.Assert)) if tree else frozenset()
 
@@ -621,7 +621,7 @@ _CHANGING = (ast.Attribute, ast.Subscript, ast.Expr, ast.Delete)
 
 
 def _targets(node: ast.AST) -> list[str]:
-    """The names whose objects a statement or expression changes in place."""
+    """Return the names whose objects a statement or expression mutates."""
     bases: list[ast.expr] = []
     if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
         bases = [node]
@@ -666,7 +666,7 @@ def shell_lines(text: str) -> frozenset[str]:
 
 
 def outside(code: str, tree: ast.Module, ran: Sequence[ast.stmt]) -> frozenset[str]:
-    """The calls in `ran` that reach beyond the interpreter, as source text: files opened for writing, folders,
+    """Return source texts of calls in `ran` that reach beyond the interpreter: files opened for writing, folders,
     processes. tree: the program, by whose imports and bindings names are understood; code: its text."""
     if not may_reach_outside(code):
         return frozenset()
@@ -720,7 +720,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _base_of(node: ast.AST) -> ast.AST:
-    """What attributes and items are taken of."""
+    """Return the base of attributes and items."""
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
     return node

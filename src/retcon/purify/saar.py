@@ -1,4 +1,4 @@
-"""SAAR, similarity-aware adaptive rollback (CLEANER, arXiv 2601.15141): a failed call is replaced by its later fix."""
+"""SAAR, similarity-aware adaptive rollback (CLEANER, arXiv 2601.15141)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Shown = Literal["all", "first", "latest"]
 
 @dataclass(frozen=True, slots=True)
 class Saar:
-    """The SAAR repair. Implements `Repair`.
+    """Repair by SAAR.
 
     attempts: K, lookahead attempts at most; 0 leaves every failure as it is. gamma: γ in [0, 1], the similarity from
     which a repair is shallow. lookahead: what an attempt is shown of those that went before it at this turn: `all`,

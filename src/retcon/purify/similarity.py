@@ -1,4 +1,4 @@
-"""Sim(c_t, c'): how alike two programs are, and whether they are alike enough: what difflib would match, sooner."""
+"""Similarity of programs, Sim(c_t, c'): difflib's ratio, computed faster."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _ratio(matched: int, total: int) -> float:
 
 
 def _needed(gamma: float, total: int) -> int:
-    """The fewest matched characters whose ratio is gamma or more."""
+    """Return the fewest matched characters whose ratio is gamma or more."""
     needed = max(0, math.ceil(gamma * total / 2) - 1)
     while _ratio(needed, total) < gamma:
         needed += 1
@@ -178,7 +178,7 @@ def _divided(a: str, b: str, upper: int, blocks: list[Block], k: int) -> Iterato
 
 
 def _most(a: str, b: str, gaps: list[Gap], known: dict[Gap, int]) -> dict[Gap, int]:
-    """The length of the longest common subsequence of each gap."""
+    """Return the length of the longest common subsequence of each gap."""
     return {
         gap: known[gap] if gap in known else LCSseq.similarity(a[gap[0] : gap[1]], b[gap[2] : gap[3]]) for gap in gaps
     }
@@ -191,7 +191,7 @@ def exactly(a: str, b: str) -> int:
 
 
 def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
-    """The maximal common blocks of k′ characters or more; and k′.
+    """Return the maximal common blocks of k′ characters or more, and k′.
 
     k′ ≥ k, k doubled until there are few enough; k: 8 times a power of two. Every common substring of k′ characters
     or more lies within exactly one of the blocks, at its place in a and in b.
@@ -289,7 +289,7 @@ class _Grams:
         self._length = 0
 
     def shared(self, length: int, gap: Gap) -> Ints:
-        """Where in a grams begin that the gap has in both texts."""
+        """Return the starts in a of grams that both sides share."""
         self._prepare(length)
         a0, a1, b0, b1 = gap
         in_b = self._in_b[b0 : max(b1 - length + 1, b0)]
@@ -299,7 +299,7 @@ class _Grams:
         return found
 
     def match(self, length: int, gap: Gap) -> list[Gap]:
-        """The gap without its matched grams of this length: one gap more than there are matches; some may be empty."""
+        """Split the gap at its matched grams of this length: one gap more than there are matches; some may be empty."""
         a0, a1, b0, b1 = gap
         gaps = []
         found = self.shared(length, gap)

@@ -23,7 +23,7 @@ _MESSAGE = "<|start|>"
 
 
 def purify(attempts: Sequence[Turn], gamma: float, *, unfit: str = "") -> Turn:
-    """The turn to commit in place of `attempts`: the failure first, then what the lookahead made, its fix last.
+    """Return the turn to commit for `attempts`: the failure, later tries, the fix last.
 
     Sim(c_t, c') ≥ gamma: shallow, the failure's reasoning r_t with the fix's call, (r_t, c', o'). Below, or where the
     one's words and the other's call cannot stand together: deep, the fix with its own reasoning, (r'_aux, c', o').
@@ -44,7 +44,7 @@ def purify(attempts: Sequence[Turn], gamma: float, *, unfit: str = "") -> Turn:
 
 
 def program(calls: Sequence[ToolCall]) -> str:
-    """What similarity compares: the code of a turn's calls, no wrapper; of a call without code, its arguments."""
+    """Return the text that similarity compares: a turn's code, or arguments of calls without code."""
     return _compared(calls[0]) if len(calls) == 1 else "\n".join(map(_compared, calls))
 
 
@@ -84,7 +84,7 @@ def _shallow(failure: Turn, fix: Turn) -> tuple[tuple[Segment, ...], tuple[ToolC
 
 
 def _moved(call: ToolCall, origin: ToolCall, target: ToolCall) -> ToolCall:
-    """The call, as far from `target` as it is from `origin`."""
+    """Move a call, as far from `target` as it is from `origin`."""
     char, start = call.char - origin.char + target.char, None
     if call.start is not None and origin.start is not None and target.start is not None:
         start = call.start - origin.start + target.start

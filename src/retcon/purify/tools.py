@@ -32,7 +32,7 @@ _COMMANDS = re.compile(r"&&|\|\||[;|\n&]")
 
 @lru_cache(maxsize=1024)
 def words_of_name(name: str) -> frozenset[str]:
-    """The words that a tool's name is made of, in small letters: `run_shell_command`, `readFile`."""
+    """Split a tool's name into lower-case words: `run_shell_command`, `readFile`."""
     return frozenset(word.lower() for word in _WORD.findall(name))
 
 

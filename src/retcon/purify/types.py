@@ -1,4 +1,4 @@
-"""The Repair protocol: what to do about a failed turn, without knowing engines or tools."""
+"""Protocols of repairs, independent of engines and tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ class Lookahead(Protocol):
         The turn is complete: if it has calls, each has its observation. A generation that was cut off by the budget
         has stop `length`, no calls, and cannot be shown: nothing can follow it. Raises InfrastructureFault where an
         engine or a tool is gone; a repair lets that pass, and the rollout keeps the record and ends."""
-        ...
 
     async def replays_identically(self, turns: Sequence[Turn]) -> bool:
         """Whether the tools would have answered these turns in sequence.
@@ -25,7 +24,6 @@ class Lookahead(Protocol):
         Each attempt ran in the state before the failure. Where tools keep state, they are asked once more: one call
         after the other, in the state that the failure left. The failure is the first turn. Raises
         InfrastructureFault."""
-        ...
 
     def render_observations(
         self, written: Sequence[Segment], calls: Sequence[ToolCall], observations: Sequence[Observation]
@@ -34,28 +32,23 @@ class Lookahead(Protocol):
 
         Up to where the model's next turn opens: the template's glue and the observations, with their ids. The turn
         is closed where `written` is not."""
-        ...
 
     def fits(self, *turns: Turn) -> bool:
         """Whether h_t ⊕ turns fits the rollout's budget."""
-        ...
 
 
 class Repair(Protocol):
-    """Decides what is committed in place of a failed turn."""
+    """Repair that chooses the turns to commit for a failed one."""
 
     @property
     def attempts(self) -> int:
-        """Attempts that are made at a failed turn, at most. 0: none, so that no state is kept to go back to."""
-        ...
+        """Most attempts at a failed turn; with 0 no state is kept to go back to."""
 
     def failed(self, turn: Turn) -> bool:
         """Whether this turn counts as a failure."""
-        ...
 
     async def repair(self, turn: Turn, lookahead: Lookahead) -> Sequence[Turn]:
         """Return the turns to commit after h_t, at least one.
 
         Spliced segments may be unscored. The last calls among them must be the failure's own or the last attempt's:
         the state of tools is kept of these."""
-        ...

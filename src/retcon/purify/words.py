@@ -20,8 +20,7 @@ _SOLUTION = re.compile(r"<solution>(.*?)(?:</solution>|\Z)", re.DOTALL)
 
 
 def programs(text: str) -> list[tuple[int, int]]:
-    """The stretches [start, end) of a text that are programs, in order: what is fenced, and solutions that Python can
-    read."""
+    """Find spans [start, end) of programs, in order: fenced ones, and solutions in valid Python."""
     found = [found.span() for found in _FENCED.finditer(text)] if "```" in text else []
     for start, end in _solutions(text):
         apart = all(end <= other or start >= stop for other, stop in found)
@@ -31,7 +30,7 @@ def programs(text: str) -> list[tuple[int, int]]:
 
 
 def shown(text: str) -> list[tuple[int, int]]:
-    """The stretches [start, end) of a text that are programs or solutions."""
+    """Find spans [start, end) of programs and solutions."""
     return [*programs(text), *_solutions(text)]
 
 
@@ -389,7 +388,7 @@ def _emptied(text: str, cuts: Sequence[Sentence]) -> list[Sentence]:
 
 
 def without(text: str, stretches: Sequence[tuple[int, int]]) -> str:
-    """The text without these stretches."""
+    """Cut spans from a text."""
     kept: list[str] = []
     at = 0
     for start, end in stretches:
@@ -399,7 +398,7 @@ def without(text: str, stretches: Sequence[tuple[int, int]]) -> str:
 
 
 def comments(code: str) -> Iterator[Sentence]:
-    """The comments of a program: each from its `#` to the end of its line. None of one that cannot be read."""
+    """Yield a program's comments, each from its `#` to its line's end; none of an invalid one."""
     starts = [0]
     for line in code.split("\n"):
         starts.append(starts[-1] + len(line) + 1)
@@ -486,7 +485,7 @@ def mentions(text: str) -> set[str]:
 
 
 def decimals(text: str) -> set[str]:
-    """The numbers among these that have a point."""
+    """Return the decimal numbers in a text."""
     return {plain(token) for token in _mentioned(text) if "." in token} if "." in text else set()
 
 
@@ -496,13 +495,14 @@ def relied_on(text: str) -> set[str]:
 
 
 def entities(text: str) -> set[str]:
-    """What a result names: numbers of two digits and more, ids (`W17`), and names with a capital within a sentence."""
+    """Return the entities in a result: numbers of two or more digits, ids (`W17`), capitalised names within a
+    sentence."""
     found = {token for token in relied_on(text) if len(token) > 1 and any(c.isdigit() for c in token)}
     return found.union(*(names.split() for names in _CAPITAL.findall(text)))
 
 
 def names_of(code: str, text: str) -> set[str]:
-    """What a text names of a program: what it quotes, files, and modules that the program imports."""
+    """Return the parts of a program that a text names: quoted ones, files, imported modules."""
     quoted = {next(filter(None, match)).removesuffix("()") for match in _QUOTED.findall(text)}
     files = {name for name in _FILE.findall(text) if f"{name}'" in code or f'{name}"' in code}
     imported = _IMPORTED.findall(code) if "import" in code or "from" in code else ()
@@ -516,12 +516,12 @@ def has_name(text: str, name: str) -> bool:
 
 
 def exceptions(text: str) -> set[str]:
-    """Names of exceptions in a text."""
+    """Return the names of exceptions in a text."""
     return set(_EXCEPTION.findall(text))
 
 
 def absent(output: str) -> set[str]:
-    """The names that an error says are not there: made up, so that they are seldom words."""
+    """Return the names that an error reports as missing: made up, so that they are seldom words."""
     return set(_ABSENT.findall(output))
 
 
@@ -536,12 +536,12 @@ def _mentioned(text: str) -> set[str]:
 
 
 def plain(token: str) -> str:
-    """A number without zeros at its end; a name as it is."""
+    """Strip trailing zeros from a number; a name stays."""
     return token.rstrip("0").rstrip(".") if token[0].isdigit() and "." in token else token
 
 
 def rewritten(value: object, old: str, new: str) -> object:
-    """A JSON value in which a text stands anew wherever it stands: plain, or as JSON within a string."""
+    """Replace a text wherever it stands in a JSON value: plain, or as JSON within a string."""
     if isinstance(value, str):
         return rewritten_text(value, old, new)
     if isinstance(value, list):

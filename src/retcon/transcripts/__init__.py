@@ -1,1 +1,1 @@
-"""Other people's transcripts: their formats, what failed in them, and purifying them."""
+"""Third-party transcripts: their formats, failures and repair."""

@@ -1,4 +1,4 @@
-"""Which format the records of a file have."""
+"""Detection of the format of a file's records."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ _LABEL = re.compile(r"\s*(Observation(?: \d+)?:|OBSERVATION:|EXECUTION RESULT of
 
 
 def tool_use(record: Json) -> str | None:
-    """What in a record says that a tool was called in it: a key, a role, a type, a wording; None where nothing does.
+    """Find what in a record shows that a tool was called: a key, a role, a type, a wording.
 
     What the system or a user says may explain how calls are written, or show some."""
     for key, value, role in chain([("", record, "")], _walk(record)):
@@ -280,7 +280,7 @@ _TEXTS = tuple(name for name in TEXTS if name not in _MESSAGE_TEXTS)
 
 
 class Detector:
-    """Finds the format of records. A record that several formats match is of its file's, which `learn` decides.
+    """Detector of records' formats; where several match, `learn` decides for the file.
 
     name: `auto`, or a format's. decided: the place of the file's format among those that the name means, None while
     that is not known; main: that format. Raises RecordError for another name, with the nearest."""
@@ -381,7 +381,7 @@ class Detector:
         return None if is_transcript(record) else self._plain(record)
 
     def _in_lines(self, items: Sequence[dict[str, Json]]) -> list[Itemwise]:
-        """The formats that are kept in lines, and may have such."""
+        """Return the formats that are kept in lines and may have these items."""
         keys = set().union(*items)
         return [one for one in self._itemwise if one is not None and one.in_lines and not _lacks(one, keys)]
 
@@ -399,7 +399,7 @@ class Detector:
         return next((one for one in self._itemwise if one is not None and one.holds(record)), None)
 
     def _own(self, record: Json) -> int | None:
-        """The place of the record's format among all, judged alone."""
+        """Return the place of the record's format among all, judged alone."""
         found = [items for _, items in lists(record)]  # looked for once, as many formats ask for them
         keys = set().union(*chain.from_iterable(found))
         messages = find_items(record)

@@ -1,4 +1,4 @@
-"""Lists of messages whose calls are text: Hermes, Markdown, `<execute>`, in OpenAI's shape or ShareGPT's."""
+"""Formats of messages whose calls are text, in OpenAI's or ShareGPT's shape."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class ItemsReading(RecordReading):
             yield Pair(pair.id, prompt, chosen, rejected, about={**pair.about, **shown})
 
     def _before(self) -> tuple[Message, ...]:
-        """The prompt that stands beside a completion, as messages."""
+        """Return the prompt beside a completion, as messages."""
         prompt = self._record.get("prompt") if isinstance(self._record, dict) else None
         if self._path != ("completion",):
             return ()

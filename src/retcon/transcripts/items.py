@@ -83,8 +83,8 @@ def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
 
 
 def text_of(content: Json) -> str:
-    """The text of a message's content: itself, or that of its parts. Of an object, such as a tool's record of the
-    execution, its JSON."""
+    """Return the text of a message's content or of its parts; of an object, such as a tool's record of the execution,
+    its JSON."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
@@ -112,8 +112,8 @@ def _text_key(part: Json) -> str | None:
 
 
 def words_of(content: Json) -> str:
-    """What a model says in the content of its message: its text, and what it thinks where that stands in parts
-    (inspect_ai's, or Anthropic's that are not signed)."""
+    """Return the words in a model's message: its text, and reasoning in parts of its own (inspect_ai's, or Anthropic's
+    that are not signed)."""
     return "".join(map(part_words, content)) if isinstance(content, list) else text_of(content)
 
 
@@ -127,7 +127,7 @@ def part_words(part: Json) -> str:
 
 
 def with_part_words(part: Json, words: str) -> Json:
-    """A part with other words."""
+    """Return a part with other words."""
     thought = _thought_key(part)
     if thought is None or not isinstance(part, dict):
         return _with_part(part, words)
@@ -135,7 +135,7 @@ def with_part_words(part: Json, words: str) -> Json:
 
 
 def without_words(content: Json, cuts: Sequence[tuple[int, int]]) -> Json:
-    """The content without these stretches, [start, end) of `words_of`; see `parts_without`."""
+    """Cut spans, [start, end) of `words_of`, from a content, by `parts_without`."""
     if isinstance(content, list):
         return parts_without(content, cuts, part_words, with_part_words)
     left = without(text_of(content), cuts)
@@ -175,8 +175,8 @@ def _thought_key(part: Json) -> str | None:
 
 
 def with_text(content: Json, text: str) -> Json:
-    """The content with another text. Of parts those change that have what differs, from the first place to the last;
-    what is new goes where that begins, and a part that becomes empty goes."""
+    """Return a content with another text. Parts change from the first difference to the last; new text goes where that
+    begins, and a part that becomes empty goes."""
     if not isinstance(content, list):
         return text
     old = text_of(content)
@@ -246,9 +246,9 @@ _TELLING = 20
 
 
 def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
-    """The record with another value at `path`, where its transcript was repaired. What repeats the one before is
-    emptied, to an empty list or text, 0 for a number, null for an object; a list or text that is the same, or
-    its end, becomes the new one, as does a text within another. The record itself stays as it is."""
+    """Return a repaired record with another value at `path`. Fields that repeat the old one are emptied, to an empty
+    list or text, 0 for a number, null for an object; a list or text that is the same, or its end, becomes the new one,
+    as does a text within another. The record itself stays as it is."""
     new = replaced(record, path, value)
     if not isinstance(record, dict) or not isinstance(new, dict):
         return new
@@ -328,7 +328,7 @@ def _again(text: str, changed: Sequence[tuple[str, str]]) -> str:
 
 
 def _texts(value: Json) -> list[str]:
-    """A text, or each of a list of nothing else."""
+    """Return a text, or each of a list of nothing else."""
     every = value if isinstance(value, list) else [value]
     texts = [one for one in every if isinstance(one, str)]
     return texts if len(texts) == len(every) else []
@@ -402,7 +402,7 @@ def role_of(item: Json) -> str:
 
 
 def speaker_of(message: Json) -> str:
-    """The role of a message that may be the model's own too: `system`, `assistant`, `tool` or `user`."""
+    """Return the speaker of a message: `system`, `assistant`, `tool` or `user`."""
     role = message.get("role", message.get("from")) if isinstance(message, dict) else None
     return "assistant" if isinstance(role, str) and role in ASSISTANT else role_of(message)
 
@@ -506,7 +506,7 @@ def _unpacked(value: Json) -> Json:
 
 
 def _packed(value: Json, data: bytes) -> Json:
-    """The record with lists as JSON text that were such in `data`."""
+    """Return the record with lists as JSON text where `data` has them so."""
     if not isinstance(value, dict) or not any(isinstance(value.get(name), list) for name in LISTS):
         return value
     texts = {name: text for name, text in _written(json.loads(data)) if isinstance(value.get(name), list)}
@@ -526,7 +526,7 @@ def _written(value: Json) -> list[tuple[str, str]]:
 
 
 def _lines_of(record: Record) -> list[Record]:
-    """The lines of a session, each as a record."""
+    """Return the lines of a session, each as a record."""
     lines = enumerate(record.data.splitlines(keepends=True), record.number)
     return [Record(line, number, record.file) for number, line in lines if not line.isspace()]
 
@@ -549,7 +549,7 @@ def _text(value: Json, ascii_only: bool, separators: tuple[str, str], indent: st
 
 
 def _beyond(data: bytes) -> str:
-    """A number beyond all floats that stands nowhere in the data."""
+    """Return a number beyond all floats that the data lacks."""
     beyond = "1e999"
     while beyond.encode() in data:
         beyond += "9"

@@ -82,7 +82,7 @@ class Itemwise(Format):
         return False
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
-        """The items as pieces; an owner is the place of a group."""
+        """Cut items into pieces; an owner is the place of a group."""
         raise NotImplementedError
 
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
@@ -90,7 +90,7 @@ class Itemwise(Format):
         return [item for piece in pieces for item in parts(piece)]
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The items of a group, from the pieces that it now has."""
+        """Return the items of a group with these pieces."""
         return [item for piece in pieces for item in parts(piece)]
 
     def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
@@ -129,7 +129,7 @@ class Itemwise(Format):
         return record
 
     def beginnings(self, items: Sequence[Json]) -> Sequence[int]:
-        """Where the transcripts begin that the lines of a file are."""
+        """Return where transcripts begin among the lines of a file."""
         return [0]
 
     def matches(self, record: Json) -> bool:
@@ -175,7 +175,7 @@ class ItemwiseReading(RecordReading):
 
 
 def _without_stale(item: Json, stale: Mapping[tuple[str, ...], Json]) -> Json:
-    """The item with what stands at these paths emptied."""
+    """Empty an item's fields at these paths."""
     for (key, *rest), empty in stale.items():
         if isinstance(item, dict) and (value := item.get(key)):
             new = _without_stale(value, {tuple(rest): empty}) if rest else empty
@@ -266,7 +266,7 @@ class Pieces:
 
 
 def parts(piece: Piece) -> list[Json]:
-    """The items that move with a piece."""
+    """Return the items that move with a piece."""
     found = piece.payload.get(_PARTS)
     return found if isinstance(found, list) else []
 
@@ -278,7 +278,7 @@ def loose_words(pieces: Sequence[Piece]) -> str | None:
 
 
 def beside_words(pieces: Sequence[Piece]) -> Mapping[str, Json]:
-    """The fields that go with loose words."""
+    """Return the fields that go with loose words."""
     found = [piece.payload.get(_BESIDE) for piece in pieces if piece.kind == "assistant" and not parts(piece)]
     return {name: value for one in found if isinstance(one, dict) for name, value in one.items()}
 
@@ -294,7 +294,7 @@ def place_calls(calls: Sequence[Call]) -> tuple[Call, ...]:
 
 
 def lists(record: Json) -> Iterator[tuple[Sequence[str], list[Item]]]:
-    """The lists of objects of a record, each with its path: itself, its values, and those of objects in it."""
+    """Yield the lists of objects in a record, each with its path: itself, its values, and those of objects in it."""
     if isinstance(record, list):
         if is_items(record):
             yield (), record
@@ -322,17 +322,17 @@ def arguments_of(value: Json) -> Mapping[str, Json] | str:
 
 
 def objects(value: Json) -> list[dict[str, Json]]:
-    """The objects in a list; none of another value."""
+    """Return the objects in a list; of another value, no objects."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
 
 
 def string(value: Json, default: str = "") -> str:
-    """The value where it is text."""
+    """Return a value that is text, else the default."""
     return value if isinstance(value, str) else default
 
 
 def some_id(value: Json) -> str | None:
-    """The value where it is an id: a text, or a number."""
+    """Return a value that is an id: a text, or a number."""
     return value if isinstance(value, str) else str(value) if type(value) is int else None
 
 
@@ -374,7 +374,7 @@ class Blockwise(Itemwise):
         return content if isinstance(content, list) and content else [content]
 
     def blocks_of(self, items: Sequence[Item]) -> Sequence[Sequence[Json]]:
-        """The blocks of each message."""
+        """Return the blocks of each message."""
         return [self.blocks(item) for item in items]
 
     def goes_on(self, item: Item, last: Item) -> bool:
@@ -382,7 +382,7 @@ class Blockwise(Itemwise):
         return False
 
     def with_blocks(self, item: Item, blocks: Sequence[Json]) -> dict[str, Json]:
-        """The message with other blocks."""
+        """Return the message with other blocks."""
         return {**item, "content": list(blocks) if isinstance(item.get("content"), list) else blocks[0]}
 
     def kind(self, block: Json, item: Item) -> PieceKind:
@@ -406,7 +406,7 @@ class Blockwise(Itemwise):
         return part_words(block)
 
     def with_words(self, block: Json, words: str) -> Json:
-        """A block with other words."""
+        """Return the block with other words."""
         return with_part_words(block, words)
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
@@ -459,7 +459,7 @@ def silent_piece(owner: int, item: Item) -> Piece:
 
 
 def home_of(pieces: Sequence[Piece]) -> dict[str, Json]:
-    """The message that the blocks of the first piece are of."""
+    """Return the message of the first piece's blocks."""
     return cast(dict[str, Json], pieces[0].payload[_HOME])
 
 
@@ -472,7 +472,7 @@ def _with_beside(piece: Piece, item: Item) -> Piece:
 
 
 def _beside(pieces: Sequence[Piece]) -> list[Json]:
-    """The messages without blocks that follow these pieces."""
+    """Return the messages without blocks that follow these pieces."""
     found = (piece.payload.get(_FOLLOWING) for piece in pieces)
     return [item for listed in found if isinstance(listed, list) for item in listed]
 
@@ -492,7 +492,7 @@ class Steps(Itemwise):
         return text_of(item.get(self.text))
 
     def with_words(self, item: dict[str, Json], words: str) -> dict[str, Json]:
-        """The step with other words."""
+        """Return the step with other words."""
         return {**item, self.text: with_text(item.get(self.text), words)}
 
     def speaker(self, item: Item) -> str | None:
@@ -512,7 +512,7 @@ class Steps(Itemwise):
         return ""
 
     def with_thought(self, item: dict[str, Json], thought: str | None, home: Item) -> dict[str, Json]:
-        """The step with a thought, None for none; home: the step that it, or the words, come from."""
+        """Return the step with a thought or None. home: the step that it, or the words, come from."""
         return item
 
     def calls(self, item: Item) -> Sequence[Call]:

@@ -162,7 +162,7 @@ class PieceReading:
 
     apart: words have items of their own (blocks), though a thought may stand in a call's; if not, they stand in
     that of the call (messages). reword: for pieces whose words stand in their payload too. asked: the messages of
-    the context, where known. system: see `Speakers`."""
+    the context, where known. system: as in `Speakers`."""
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
@@ -209,11 +209,11 @@ class PieceReading:
         return (is_unlearnt(self._items[piece.owner]) for piece in pieces if piece.kind in ("assistant", "call"))
 
     def items(self, result: RepairResult) -> list[Json]:
-        """The items with the splices made, and without what was cut."""
+        """Return the items with the splices, without what was cut."""
         return self._put_together(self.spliced(result))
 
     def spliced(self, result: RepairResult) -> list[Piece]:
-        """The pieces with the splices made, and without what was cut."""
+        """Return the pieces with the splices, without what was cut."""
         return self._joined(self._edited(result.edits), result.splices)
 
     def sides(self, result: RepairResult) -> Iterator[tuple[Messages, Messages, Messages]]:
@@ -236,7 +236,7 @@ class PieceReading:
             done = _after(fix)
 
     def _edited(self, edits: Sequence[Edit]) -> list[Piece]:
-        """The pieces, those of edited turns without what was cut."""
+        """Return the pieces without what edits cut."""
         pieces = list(self._pieces)
         for edit in edits:
             span = self._spans[edit.turn]
@@ -331,7 +331,7 @@ def _messages(items: Sequence[Json]) -> Messages:
 
 
 def _after(span: _Span) -> int:
-    """Where the calls of a turn end, or a turn without one."""
+    """Return where the calls of a turn end, or a turn without calls."""
     return (span.last if span.last is not None else span.end - 1) + 1
 
 
@@ -403,7 +403,7 @@ def _first_answered(outputs: Sequence[ToolOutput], calls: Sequence[Sequence[Call
 
 
 def _found(pieces: Sequence[Piece], span: _Span) -> list[Call]:
-    """The calls of a turn as the format has them."""
+    """Return the calls of a turn as the format has them."""
     return [call for piece in pieces[span.start : span.end] for call in piece.calls]
 
 
@@ -444,9 +444,9 @@ def _turn(pieces: Sequence[Piece], span: _Span, number: int) -> Turn:
 def _observations(
     calls: Sequence[ToolCall], found: Sequence[Call], outputs: Sequence[ToolOutput]
 ) -> tuple[Observation, ...]:
-    """One for each call that has an output: by the format's id where both have it, else in order. Calls of one id (some
-    servers give all an empty one) have the outputs of that id in order; the last of them has the rest, of which the
-    first that is a failure counts, else the last."""
+    """Return an observation for each call with an output, matched by the format's id, else in order. Calls of one id
+    (some servers give all an empty one) have the outputs of that id in order; the last of them has the rest, of which
+    the first that is a failure counts, else the last."""
     if len(found) == len(outputs) == 1 and outputs[0].call_id in (None, found[0].id):
         return (_observation(calls[0], outputs[0]),)
     by_id: dict[str, list[ToolOutput]] = {}

@@ -75,13 +75,13 @@ class Assignment:
         return self.out / STATE if self.into_folder else self.out.with_name(self.out.name + SUFFIX + ".json")
 
     def labels(self) -> list[str]:
-        """What each input is called in audit and pairs: by its name, or its path where another has that name too."""
+        """Return each input's label in audit and pairs: its name, or path."""
         often = Counter(self.names)
         pairs = zip(self.inputs, self.names, strict=True)
         return [name if often[name] == 1 else str(path) for path, name in pairs]
 
     def outputs(self) -> list[OutputFile]:
-        """The files that it writes: an output for each input in a folder, else one; then audit and pairs."""
+        """Return the files that it writes: an output for each input in a folder, else one; then audit and pairs."""
         files: list[OutputFile] = []
         if self.into_folder:
             files = [_output("-o", self.out / name) for name in self.names]
@@ -91,7 +91,7 @@ class Assignment:
         return files + [_output(flag, path) for flag, path in rest if path is not None]
 
     def options(self) -> dict[str, object]:
-        """What must be the same for going on."""
+        """Return the options that must be equal to go on."""
         return {
             "inputs": [str(p) for p in self.inputs],
             "format": self.format,
@@ -184,7 +184,7 @@ class Processes(Generic[P, T]):
         self._free: SimpleQueue[Connection] = SimpleQueue()
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """What the function gives or raises, or ProcessKilled. Raises RetconError where no process can be started."""
+        """Submit a call; the future may raise ProcessKilled. Raises RetconError if no process starts."""
         if not self._started:
             self._start()
         return self._threads.submit(self._ask, *args, **kwargs)
@@ -267,8 +267,8 @@ _RECORDS, _BYTES = 64, 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a process needs to know of a file: the arguments of its `Purifier`. decided: see `Detector`, which itself
-    holds what cannot be sent."""
+    """Settings of a file for a process: the arguments of its `RecordRepairer`. decided: as in `Detector`, which cannot
+    be sent itself."""
 
     offline: Repairer
     format: str
@@ -281,7 +281,7 @@ class Work:
 
 
 class _Done(NamedTuple):
-    """One record's. data: what is written, None where it is left out; same: it is the record as it was."""
+    """Result of one record. data: to write, None where it is left out; same: whether it is unchanged."""
 
     data: bytes | None
     same: bool
@@ -306,7 +306,7 @@ class RecordsLost(RecordError):
 class ParallelRepairer:
     """Records of a file, purified ahead by other processes.
 
-    Iterating gives the records; called with the last one it acts as a `Purifier`: it returns what to write, and
+    Iterating gives the records; called with the last one it acts as a `RecordRepairer`: it returns what to write, and
     puts audit lines, pairs and counts where they go. The first `skip` records are given and not purified."""
 
     def __init__(self, pool: Pool, records: Iterator[Record], work: Work, sinks: Sinks, count: Count, *, skip: int):
@@ -346,7 +346,7 @@ class ParallelRepairer:
                 raise broken
 
     def __call__(self, record: Record) -> bytes | None:
-        """What to write for the record that was given last. Raises RecordError as a `Purifier` does."""
+        """Return what to write for the last record. Raises RecordError as a `RecordRepairer` does."""
         done = self._done
         if done is None:
             raise ValueError(f"{record.where} was not purified")
@@ -406,7 +406,7 @@ def _purified(work: Work, records: list[Record]) -> list[_Done]:
 
 
 class InputChanged(RecordError):
-    """What an interrupted run has read is no longer what it was: to go on would lose records, or give some twice."""
+    """Input has changed since an interrupted run read it: going on would lose or repeat records."""
 
 
 class Checksum:
@@ -425,7 +425,7 @@ class Checksum:
 
 @dataclass(slots=True)
 class Progress:
-    """How far an assignment is: `records` of input `file` are done; sizes of the partial files; counts so far. kind:
+    """Progress of an assignment: `records` of input `file` are done; sizes of the partial files; counts so far. kind:
     the shape of the output of several inputs (see `writer`); written: whether a record stands in the output. before:
     bytes of the inputs before `file`; seen: the checksum of the records that are done."""
 
@@ -450,8 +450,8 @@ class Progress:
 
 
 def load(assignment: Assignment) -> Progress:
-    """How far the assignment was. Raises RecordError where nothing was kept, or of another one; InputChanged where a
-    file that is done has changed."""
+    """Load an assignment's progress. Raises RecordError without one, or for another's; InputChanged where a file that
+    is done has changed."""
     path = assignment.state_path
     try:
         state = msgspec.convert(json.loads(path.read_bytes()), Progress)
@@ -512,7 +512,7 @@ class _Stdout:
         self.out.flush()
 
     def leave(self) -> None:
-        """What was written is gone."""
+        """Do nothing: what was written is out already."""
 
     def discard(self) -> None:
         """Do nothing: what was written cannot be taken back."""
@@ -546,9 +546,9 @@ class FileJob:
         self._labels = assignment.labels()
 
     def __call__(self, tell: Callable[[int, int], None], stop: Callable[[], bool]) -> list[Count]:
-        """The counts of each input. tell: takes kB done and in all. stop: asked after each record.
+        """Purify, and return the counts of each input. tell: takes kB done and in all. stop: asked after each record.
 
-        Raises Stopped, with what was done kept, where `stop` says so or a record is bad; RecordError where the first
+        Raises JobStopped, with the progress kept, where `stop` says so or a record is bad; RecordError where the first
         file cannot be read at all (where bad ones are skipped: none of them), or one cannot be written."""
         state = self._state
         self.counts = [Count.from_dict(c) for c in state.counts]
@@ -610,7 +610,7 @@ class FileJob:
             del kept["out"]
 
     def _forget(self) -> None:
-        """What an interrupted run wrote down of itself."""
+        """Delete what an interrupted run wrote down."""
         if self.assignment.out != STDIN:
             self.assignment.state_path.unlink(missing_ok=True)
 
@@ -643,7 +643,7 @@ class FileJob:
         self, index: int, first: FormatSample, kept: dict[str, _Sink],
         tell: Callable[[int, int], None], stop: Callable[[], bool],
     ) -> None:  # fmt: skip
-        """All records of an input, into the files that are open."""
+        """Write all records of an input into the open files."""
         assignment, state = self.assignment, self._state
         source = first.source
         going_on = index == state.file and state.records > 0
@@ -711,7 +711,7 @@ class FileJob:
         return write_error(Path(error.filename) if isinstance(error, WriteFailed) else self.assignment.out, error)
 
     def _kilobytes(self, index: int, read: int) -> tuple[int, int]:
-        """How much of the inputs was read, and of how much; read: bytes of input `index`, as they lie on the disk."""
+        """Return how many kB of the inputs were read, of how many; read: bytes of input `index` on disk."""
         done = self._starts[index] + read
         return -(-done // 1000), -(-max(self._starts[-1], done) // 1000)
 
@@ -793,7 +793,7 @@ def _joined(assignment: Assignment) -> bool:
 
 
 def _kind(source: Source, assignment: Assignment, index: int) -> str:
-    """The shape that a source is written in (see `writer`): its own, unless the name of the output asks for lines or
+    """Return the shape to write a source in (see `writer`): its own, unless the name of the output asks for lines or
     for Parquet. Raises RecordError where the output cannot hold it."""
     joined = _joined(assignment)
     full_name = assignment.names[index] if assignment.into_folder else assignment.out.name
@@ -826,8 +826,8 @@ def _kind(source: Source, assignment: Assignment, index: int) -> str:
 
 
 def write_report(path: Path, run: FileJob) -> None:
-    """All counts as JSON: `files`, each with its name, and `total`; `options` says with what they were made; how
-    many processes shared the work is no part of that."""
+    """Write all counts as JSON: `files`, each with its name, and `total`; `options` has their settings, except the
+    number of processes."""
     files = [{"file": str(p)} | c.to_dict() for p, c in zip(run.assignment.inputs, run.counts, strict=True)]
     whole = total(run.counts).to_dict()
     del whole["examples"]

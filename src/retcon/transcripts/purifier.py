@@ -111,7 +111,7 @@ class Count:
 
     @classmethod
     def from_dict(cls, values: dict[str, object]) -> Count:
-        """What `to_dict` gave."""
+        """Read the result of `to_dict`."""
         count = cls()
         for name in cls.__slots__:
             if (value := values.get(name)) is None:
@@ -121,7 +121,7 @@ class Count:
 
 
 def repair_lines(result: Trajectory) -> Iterator[str]:
-    """A line for each turn of a purified trajectory that failed: what goes and what replaces it, or why it stays."""
+    """Yield a line for each failed turn: its replacement, or why it stays."""
     place = 0
     for turn in result.turns:
         record, attempts = turn.repair, turn.abandoned or (turn,)
@@ -141,7 +141,7 @@ def repair_lines(result: Trajectory) -> Iterator[str]:
 
 
 def total(counts: Sequence[Count]) -> Count:
-    """All files together."""
+    """Add up the counts of all files."""
     whole = Count()
     for count in counts:
         whole.add(count)
@@ -169,7 +169,7 @@ def _cut(turn: Turn) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """Where lines of the audit and preference pairs go; None: nowhere."""
+    """Receivers of audit lines and preference pairs; None drops them."""
 
     audit: Callable[[bytes], object] | None = None
     pairs: Callable[[bytes], object] | None = None
@@ -180,7 +180,7 @@ class RecordRepairer:
 
     format: its name, or what has found it. drop_unrepaired: leave out transcripts in which a failed call stays. Counts
     go to `count`. values: of records that were decoded before, by their numbers; taken out as they are used. name: of
-    the file, in the trajectories' ids, which tell the files of one audit apart. failures: see `Assignment`."""
+    the file, in the trajectories' ids, which tell the files of one audit apart. failures: as in `Assignment`."""
 
     def __init__(
         self, offline: Repairer, format: str | Detector, sinks: Sinks, count: Count, *, drop_unrepaired: bool = False,
@@ -196,7 +196,7 @@ class RecordRepairer:
         self.count = count
 
     def __call__(self, record: Record) -> bytes | None:
-        """The record to write: its own bytes where nothing changes; None where it is left out.
+        """Return the record to write: its own bytes where nothing changes; None where it is left out.
 
         Raises RecordError, which begins with where the record stands, for one that is no transcript."""
         count = self.count
@@ -245,7 +245,7 @@ class RecordRepairer:
                 self.count.unread_at.append(record.number)
 
     def _read(self, record: Record, value: Json, found: Format, standard: bool) -> bytes | None:
-        """The record to write, of one that takes a full reading. standard: whether it is known to be standard JSON."""
+        """Read a record in full, and return what to write. standard: whether it is known to be standard JSON."""
         reading = found.read(value, f"{self._name or Path(record.file).name}:{record.number}")
         self._no_calls(record, value, sum(len(turn.observations) for t in reading.trajectories for turn in t.turns))
         raws = [with_named_failures(trajectory, self._failures) for trajectory in reading.trajectories]
@@ -283,7 +283,7 @@ def _audit_line(trajectory: Trajectory, where: str, format: str, record: Json, s
 
 
 def _standard_pair(pair: Pair) -> Pair:
-    """The pair without NaN, which the readers of pairs do not know."""
+    """Return the pair without NaN, which readers of pairs do not know."""
 
     def plain(written: Written) -> Written:
         return written if isinstance(written, str) else without_nan(tuple(written))

@@ -114,13 +114,13 @@ DIALECTS = InstanceRegistry("dialect", base=Dialect)
 
 @cache
 def formats() -> Sequence[Format]:
-    """All formats, the most certain first."""
+    """Return all formats, the most certain first."""
     return sorted(FORMATS.all(), key=lambda f: (f.certainty, f.name))
 
 
 @cache
 def dialects() -> Sequence[Dialect]:
-    """All dialects, the most certain first; Markdown last, as any text may have fences."""
+    """Return all dialects, the most certain first; Markdown last, as any text may have fences."""
     return sorted(DIALECTS.all(), key=lambda d: (d.certainty, d.name))
 
 

@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a record reports of the call.
+    """Report of a call in a record of its execution.
 
     typed: whether a flag or code decides; verdict: what it decides, None for success. text: what is to be judged as
     text where nothing decides. names: the fields that report it. ran: whether the record is that of a program's run."""
@@ -179,7 +179,7 @@ def _nothing_but_error(record: Mapping[str, object]) -> str | None:
 
 
 def error_type_of(error: str) -> str | None:
-    """The exception that an error's last line names."""
+    """Return the exception that an error's last line names."""
     name = error.strip().rpartition("\n")[2].partition(":")[0].strip().rpartition(".")[2]
     return name if name.isidentifier() and name[:1].isupper() else None
 
@@ -341,7 +341,7 @@ _COMPILED = r".{1,200}\((?:<string>|<unknown>|<stdin>|<cell>|<code>|<ipython-inp
 
 
 def _form(rule: str, pattern: str, hints: str, own: str = "", **other: Any) -> Form:
-    """A form whose hints and own words are divided by `|`."""
+    """Return a form whose hints and own words are divided by `|`."""
     words = tuple(own.split("|")) if own else ()
     return Form(rule, re.compile(pattern, re.IGNORECASE), own=words, hints=tuple(hints.split("|")), **other)
 
@@ -553,7 +553,7 @@ def _begins_plainly(word: str) -> bool:
 
 @lru_cache(maxsize=8192)
 def _kind_of(word: str) -> Literal["exception", "form", "colon"] | None:
-    """What a line with this first word may be; `colon`: a form, if it has a colon."""
+    """Return the kind of a line with this first word; `colon`: a form, if it has a colon."""
     plain = word.partition("(")[0].rstrip(_BRACKETS + ":").lower()
     if word[:1] == "<" or "rror" in plain or "xception" in plain or plain in _EXCEPTIONS:
         return "exception"
@@ -566,8 +566,7 @@ def looks_clean(output: str) -> bool:
 
 
 def judge(output: str, calls: Sequence[ToolCall] = ()) -> Verdict | None:
-    """What the output of a call says about it; None: nothing but success. calls: what may have given the output; none:
-    any tool."""
+    """Judge a call by its output; None: success. calls: those that may have given the output; none: any tool."""
     if not may_fail(output):
         return None
     return _Output(calls).judged((_ANSI.sub("", output) if "\x1b" in output else output).strip())
@@ -726,7 +725,7 @@ class _Output:
         return self._unless(found["type"] in self.code, Verdict("error", "syntax", found["type"], 0))
 
     def _exception(self, text: str) -> Verdict | None:
-        """An exception without any traceback: the whole output, or what a program printed last."""
+        """Judge an exception without a traceback: the whole output, or what a program printed last."""
         whole = "\n" not in text
         if found := _REPR.fullmatch(text) if len(text) < 10_000 else None:
             rule = "exception-repr"
@@ -765,7 +764,7 @@ def _exit_codes(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _exit_code(line: str) -> int | None:
-    """The exit code that a line gives; None where it gives none."""
+    """Return the exit code in a line, if any."""
     found = EXIT.fullmatch(line if line.startswith("<") else line.strip(_BRACKETS)) if len(line) <= _EDGE else None
     return int(found["code"] or found["tagged"]) if found else None
 

@@ -1,1 +1,1 @@
-"""One family per module, each with its `FAMILY`; the module's name is the family's, and none begins with `_`."""
+"""Chat families, one `FAMILY` per public module, named as the module."""

@@ -1,4 +1,4 @@
-"""gpt-oss: messages on channels; calls go `to=functions.NAME` on `commentary`, programs to `python` on `analysis`."""
+"""Family of gpt-oss: messages on channels, calls by recipient (`to=functions.NAME`)."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Harmony(Family):
         return CALL if calls else RETURN
 
     def visible_text(self, text: str) -> str:
-        """The messages on `final`; all of a text that has no messages in it."""
+        """Return the messages on `final`; all of a text without messages."""
         if MESSAGE not in text and CHANNEL not in text:
             return text
         return "\n".join(found[1] for found in _FINAL.finditer(text))
@@ -98,7 +98,7 @@ def _call(text: str, begin: int, recipient: str, char: int) -> tuple[FoundCall |
 
 
 def _ended(text: str, begin: int) -> tuple[int, str | None]:
-    """Where the message whose words begin there ends, and with which mark."""
+    """Return where a message's words end, and by which mark."""
     found = _ENDED.search(text, begin)
     return (len(text), None) if found is None else (found.start(), found[1])
 

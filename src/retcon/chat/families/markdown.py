@@ -1,4 +1,4 @@
-"""Calls are blocks of Python, observations turns of the role `tool`; no tools are shown: the packaged model's style."""
+"""Family of the packaged model: Python blocks as calls, no tools shown."""
 
 from retcon.chat.formats import CallFormat
 from retcon.chat.learned import CodeBlocks

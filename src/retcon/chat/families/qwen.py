@@ -1,4 +1,4 @@
-"""Qwen2.5 and Qwen3, and whatever else speaks ChatML: `hermes`, with the tools shown in the system's message."""
+"""Family of Qwen2.5, Qwen3 and ChatML: `hermes` with tools shown."""
 
 import json
 from dataclasses import replace

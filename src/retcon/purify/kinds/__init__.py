@@ -1,1 +1,1 @@
-"""The kinds of [repair], one per file: what a file defines is named by the file's name."""
+"""Kinds of [repair], one per file, named as the file."""

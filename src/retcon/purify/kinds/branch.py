@@ -22,7 +22,7 @@ from retcon.purify.types import Lookahead, Repair
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Implements `Repair`. fresh: tries at most that follow h_t as if the failed call had not been made; the first
+    """Repair by fresh tries. fresh: tries at most that follow h_t as if the failed call had not been made; the first
     whose calls all succeed is committed as it was sampled. saar: what is done where none does; it also says what a
     failure is.
 
@@ -66,7 +66,7 @@ class Branch:
 
 
 class BranchSection(SaarSection):
-    """`kind = "branch"`. See `Branch`; the keys of SAAR are those of what follows the fresh tries."""
+    """Section of `kind = "branch"`, for `Branch`; SAAR's keys are for the attempts after the fresh tries."""
 
     fresh: Positive = Field(2, description="fresh tries at a failed turn, before SAAR's attempts")
     attempts: NonNegative = Field(1, description="K: most lookahead attempts, after the fresh tries")

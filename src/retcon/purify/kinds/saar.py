@@ -1,4 +1,4 @@
-"""SAAR in a recipe."""
+"""Section of [repair] for SAAR."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FailureStatus = Literal["error", "timeout", "limit", "malformed"]
 
 
 class SaarSection(RepairSection):
-    """`kind = "saar"`. See `Saar`."""
+    """Section of `kind = "saar"`, for `Saar`."""
 
     attempts: NonNegative = Field(3, description="K: most lookahead attempts")
     gamma: Probability = Field(0.5, description="γ: similarity from which a repair is shallow")

@@ -271,7 +271,7 @@ class ClaudeCode(Anthropic):
         return output
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The lines that the pieces are of, as those of one message."""
+        """Return the lines of the pieces, as those of one message."""
         own_id = part_of(home_of(pieces), "message").get("id")
         new: list[Json] = []
         for _, own in groupby(pieces, key=_line):
@@ -294,7 +294,7 @@ def _is_subagents(item: Item) -> bool:
 
 
 def _once(items: Sequence[Item]) -> list[Item]:
-    """The lines without those whose `uuid` an earlier one has."""
+    """Drop lines whose `uuid` an earlier one has."""
     first: dict[str, int] = {}
     own = [string(item.get("uuid")) for item in items]
     return [item for n, item in enumerate(items) if not own[n] or first.setdefault(own[n], n) == n]
@@ -307,8 +307,7 @@ def _is_spoken(item: Item) -> bool:
 
 
 def _together(items: Sequence[Item]) -> list[Item]:
-    """The lines with those of one message next to each other: of its calls the first may be answered, and that written,
-    before the second is."""
+    """Move lines of one message together: its first call may be answered, and that written, before the second."""
     places: list[int] = []
     message: Json = None
     last, answered, parted = 0, False, False

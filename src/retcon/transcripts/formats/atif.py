@@ -41,7 +41,7 @@ class Atif(Steps):
         return any(_NUMBER in item and item.get("source") == "agent" and "message" in item for item in items)
 
     def find_all(self, record: Json) -> Sequence[ItemList]:
-        """The trajectory's own steps, and those of the subagents' trajectories beside them."""
+        """Find the trajectory's own steps, and those of the subagents beside it."""
         found = super().find_all(record)
         return [one for own in found for one in (own, *self._of_subagents(record, own.path[:-1]))]
 
@@ -94,7 +94,7 @@ class Atif(Steps):
 
 
 def _at(record: Json, path: Sequence[str | int]) -> Item:
-    """The object at a path."""
+    """Return the object at a path."""
     for key in path:
         if isinstance(record, list) and isinstance(key, int):
             record = record[key]
@@ -129,7 +129,7 @@ def _reached(record: Json, free: Set[str]) -> set[str]:
 
 
 def _left(record: Json, gone: Set[str]) -> Json:
-    """The record without the trajectories of these ids."""
+    """Drop the trajectories of these ids from a record."""
     if not isinstance(record, dict) or not record.get(_SUBAGENTS):
         return record
     stay = [one for one in objects(record[_SUBAGENTS]) if string(one.get(_ID)) not in gone]

@@ -70,7 +70,7 @@ class Gemini(Blockwise):
         return _is_known(items) and any(_content(item).get("role") == "model" and self.blocks(item) for item in items)
 
     def find(self, record: Json) -> ItemList | None:
-        """What a response answers stands in its request, if anywhere."""
+        """Find the contents; those that a response answers stand in its request."""
         found = super().find(record)
         if found is None or not isinstance(record, dict):
             return found
@@ -151,7 +151,7 @@ class Gemini(Blockwise):
         return Thought(text + APART if text and not _has(block, _SIGNATURES) else "")
 
     def with_words(self, block: Json, words: str) -> Json:
-        """What was signed with other words is so no more."""
+        """Replace words, and drop a signature of other words."""
         part = block if isinstance(block, dict) else {}
         text = words.removesuffix(APART) if part.get("thought") else words
         return {**{key: "" if key in _SIGNATURES and value else value for key, value in part.items()}, "text": text}
@@ -198,7 +198,7 @@ def _system(request: Item) -> str:
 
 
 def _given(response: Item, own_id: str | None) -> ToolOutput:
-    """What a function's response says: an error, a result, or what a server of MCP says of it."""
+    """Return a function's response: an error, a result, or a server's of MCP."""
     error = response.get("error")
     if error and isinstance(error, str | dict):
         return flagged_output(text_of(error), own_id, failed=True)
@@ -278,7 +278,7 @@ class GeminiCli(Steps):
         ]
 
     def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
-        """A copy of all messages in an update is emptied: the lines are what is left."""
+        """Empty the copy of all messages in an update: the lines are what is left."""
         return [
             {**item, _SET: {**part_of(item, _SET), "messages": []}}
             if isinstance(item, dict) and part_of(item, _SET).get("messages")

@@ -1,4 +1,4 @@
-"""LangChain's messages, in each of the three ways that it writes them: `messages_to_dict`, `model_dump`, `dumpd`."""
+"""LangChain's messages, by `messages_to_dict`, `model_dump` or `dumpd`."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class LangChain(Itemwise):
         return parts(pieces[0])
 
     def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        """The message of the words, with the calls of the fix."""
+        """Return the message of the words, with the calls of the fix."""
         spoken_in = next((piece for piece in pieces if _THOUGHT not in piece.payload), pieces[0])
         home, fix = parts(spoken_in)[0], parts(pieces[-1])[0]
         if not isinstance(home, dict) or not isinstance(fix, dict):

@@ -119,8 +119,8 @@ class Messages:
 
 
 def _as_models(items: Sequence[Item]) -> Sequence[Item]:
-    """The messages with their roles as the model sees them. In AutoGen 0.2 the roles are those of whose history it is:
-    where this is who runs the tools, its own messages are the assistant's, and those of the model the user's."""
+    """Return messages with their roles as the model sees them. In AutoGen 0.2 the roles are those of the history's
+    owner: in that of the one who runs the tools, its own messages are the assistant's, and the model's the user's."""
     runs = next((item["name"] for item in items if item.get("tool_responses") and item.get("name")), None)
     if runs is None or not any(item.get("name") == runs and _is_words(item, "assistant") for item in items):
         return items
@@ -169,7 +169,7 @@ def pieces_of(item: Item, owner: int, *, after_call: bool) -> Sequence[Piece]:
 
 
 def _words(content: Json, owner: int) -> list[Piece]:
-    """What a message says: one piece, or one for each part of its content that has words."""
+    """Return a message's words: one piece, or one for each part of its content that has words."""
     if isinstance(content, list):
         words = enumerate(map(part_words, content))
         return [Piece("assistant", owner, text, payload={_PART: n}) for n, text in words if text]
@@ -178,7 +178,7 @@ def _words(content: Json, owner: int) -> list[Piece]:
 
 
 def _listed(item: Item) -> Sequence[Json]:
-    """The calls of a message as they stand in it."""
+    """Return the calls of a message as they stand in it."""
     listed = item.get("tool_calls")
     if isinstance(listed, list) and listed:
         return listed
@@ -226,7 +226,7 @@ def _call(raw: Json) -> Call:
 
 
 def _answers(item: Item) -> Sequence[Item]:
-    """What a tool's message says, for each call that it answers."""
+    """Return a tool's answers to each call that its message answers."""
     return objects(item.get("tool_responses")) or [item]
 
 
@@ -236,7 +236,7 @@ def _output(answer: Item) -> ToolOutput:
 
 
 def _typed(item: Item) -> tuple[Verdict | None, bool]:
-    """The status that a tool's message names: what it says (None: success), and whether it says anything."""
+    """Read the status that a tool's message names: its verdict (None: success), and whether it has one."""
     error = item.get("error")
     if isinstance(error, dict) and isinstance(kind := error.get("type"), str):
         return Verdict(_TYPES.get(kind, "error"), "status", kind), True

@@ -29,18 +29,18 @@ _INPUT = re.compile(r"^Action Input(?: \d+)?:", re.MULTILINE)
 
 
 def program(tool: str, text: str) -> Call:
-    """A call whose text is its program, fenced or not."""
+    """Return a call whose text is its program, fenced or not."""
     fenced = _FENCED.fullmatch(text)
     return Call(tool, {"code": fenced["code"] if fenced else text.strip("\n")})
 
 
 def command(tool: str, text: str) -> Call:
-    """A call whose text is a command of a shell."""
+    """Return a call whose text is a shell's command."""
     return Call(tool, {"command": text.strip("\n")})
 
 
 def parameters(tool: str, text: str) -> Call:
-    """A call with a tag for each of its arguments."""
+    """Read a call with a tag for each of its arguments."""
     found = [(part, _PARAMETER.match(part)) for part in _NEXT.split(text) if part.strip()]
     if any(key is None for _, key in found):
         return Call(tool, text)
@@ -49,7 +49,7 @@ def parameters(tool: str, text: str) -> Call:
 
 
 def action(tool: str, text: str) -> Call:
-    """A call of ReAct: a name and its input, `name[input]`, or an object of name and arguments."""
+    """Read a call of ReAct: a name and its input, `name[input]`, or an object of name and arguments."""
     named = _INPUT.search(text)
     name, given = (text[: named.start()], text[named.end() :]) if named else (text, "")
     whole = name.strip().removeprefix("```json").strip("`\n ")
@@ -500,7 +500,7 @@ class Markdown(Dialect):
         return (ToolOutput(text[labelled.end() :] if labelled else text),)
 
     def user_output_end(self, text: str) -> int | None:
-        """Where an output in the user's role ends: with its fence or tag; after a label alone, nothing says where."""
+        """Return where an output in the user's role ends: with its fence or tag; after a label alone, with the text."""
         labelled = self._label.match(text)
         if not (labelled or self._answer.match(text)) or is_feedback(text):
             return None

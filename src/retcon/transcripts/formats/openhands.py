@@ -1,4 +1,4 @@
-"""OpenHands' events: those of its SDK (`kind`), and those before it (`action`, `observation`)."""
+"""OpenHands' events: the SDK's (`kind`), and older ones (`action`, `observation`)."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ def _is_call(item: Item) -> bool:
 
 
 def _key(item: Item) -> str:
-    """Where an event before the SDK has its words."""
+    """Return the field of words in an event before the SDK."""
     return "thought" if _is_call(item) or not part_of(item, "args").get("content") else "content"
 
 
 def _thinking(home: Item, thought: str | None) -> Item:
-    """The fields of a reply's thought, of which this is left."""
+    """Return the fields of a reply's thought, of which this is left."""
     fields = {key: home[key] for key in _REASONING if key in home}
     if thought is None or fields.get("reasoning_content") == thought:
         return fields
@@ -174,7 +174,7 @@ def _without_reply(made: Item) -> dict[str, Json]:
 
 
 def _reasoning_in(made: Item) -> Item:
-    """What was thought before an action, in the reply that it was received in."""
+    """Return the reasoning before an action, in the reply that it was received in."""
     choices = objects(part_of(made, _REPLY).get("choices"))
     message = part_of(choices[0], "message") if choices else {}
     return {key: message[key] for key in _OF_REPLY if key in message}

@@ -69,7 +69,7 @@ class Responses(Itemwise):
     )  # fmt: skip
 
     def inside(self, item: Json) -> Item:
-        """The API's own item in one of a list."""
+        """Return the API's own item in one of a list."""
         return item if isinstance(item, dict) else {}
 
     def all_inside(self, items: Sequence[Item]) -> list[Item]:
@@ -172,7 +172,7 @@ def _is_own(item: Item) -> bool:
 
 
 def words_in(item: Item) -> str:
-    """What an item of the model says or thinks."""
+    """Return the words or reasoning of the model's item."""
     return _words(item) or text_of(item.get("summary"))
 
 

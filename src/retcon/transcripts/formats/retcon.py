@@ -1,4 +1,4 @@
-"""Our own trajectories."""
+"""Retcon's own trajectories."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Turn(msgspec.Struct):
 
 
 class _Quick(msgspec.Struct):
-    """What of a record says whether anything in it failed."""
+    """Part of a record that tells whether anything in it failed."""
 
     turns: list[_Turn]
 

@@ -1,4 +1,4 @@
-"""smolagents' memory: the steps of an agent, in full or succinct, or the result of a run."""
+"""Memory of smolagents: an agent's steps, full or succinct, or a result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Smolagents(Steps):
         return role_of(item) if item.get("step_number") is None else "assistant"
 
     def words(self, item: Item) -> str:
-        """The words before the program; else the task, the system's prompt, a plan."""
+        """Return the words before the program; else the task, the system's prompt, a plan."""
         if item.get("step_number") is None:
             return next(filter(None, (string(item.get(key)) for key in _PROMPTS)), "")
         text = text_of(item.get("model_output"))
@@ -81,7 +81,7 @@ class Smolagents(Steps):
         return list(map(_call, found))
 
     def outputs(self, item: Item) -> list[ToolOutput]:
-        """One for each call: all that a step has is what they gave together."""
+        """Return an output for each call: a step has only what they gave together."""
         error = item.get("error")
         message = string(error.get("message")) if isinstance(error, dict) else string(error)
         text = "\n".join(filter(None, (text_of(item.get("observations")), message)))
@@ -94,7 +94,7 @@ class Smolagents(Steps):
 
 
 def _structured(text: str) -> dict[str, Json] | None:
-    """What the model wrote where its outputs are structured: an object with its `code`."""
+    """Read the model's structured output: an object with its `code`."""
     value = json_in(text) if text.lstrip().startswith("{") else None
     return value if isinstance(value, dict) and isinstance(value.get("code"), str) else None
 

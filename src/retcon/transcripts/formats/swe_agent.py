@@ -1,4 +1,4 @@
-"""SWE-agent's `.traj`: steps of thought, action and observation, and the messages that they are part of."""
+"""SWE-agent's `.traj`: steps of thought, action and observation, and messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SweAgent(Steps):
         return _SweReading(self, record, [place], id)
 
     def words(self, item: Item) -> str:
-        """A step without an action is nothing but its words."""
+        """Return a step's words; without an action these are its response."""
         thought = string(item.get("thought"))
         return thought if _action(item) else string(item.get("response")) or thought
 
@@ -114,7 +114,7 @@ def with_thought(item: dict[str, Json], words: str) -> dict[str, Json]:
 
 
 def _rounds(messages: Sequence[dict[str, Json]]) -> tuple[list[Json], list[list[Json]]]:
-    """What stands before the first step; then the messages of each."""
+    """Split messages into those before the first step, and those of each step."""
     head: list[Json] = []
     rounds: list[list[Json]] = []
     for message in messages:
