@@ -49,7 +49,7 @@ from retcon.purify.failing import failed
 from retcon.purify.offline import Repairer, RepairResult, Splice
 from retcon.store.records import open_source
 from retcon.transcripts.detector import sample_records
-from retcon.transcripts.items import decoded
+from retcon.transcripts.items import decode
 from retcon.transcripts.purifier import Count, RecordRepairer, Sinks, total
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
@@ -402,7 +402,7 @@ def trajectories(path: Path) -> Iterator[Trajectory]:
     with suppress(RecordError):
         first = sample_records(open_source(path), "auto")
         for record in first.source.records:
-            value = first.values.pop(record.number, None) or decoded(record)
+            value = first.values.pop(record.number, None) or decode(record)
             found = first.detector.format_of(value)
             if found is not None:
                 yield from found.read(value, str(record.number)).trajectories

@@ -26,22 +26,22 @@ from retcon.purify.words import (
     absent,
     bare_words,
     can_cut,
+    cut_spans,
     decimals,
     entities,
     exceptions,
+    find_comment_references,
+    find_references,
     has_name,
     mentions,
     names_of,
     plain,
-    referring,
-    referring_comments,
     relied_on,
-    rewritten,
-    rewritten_text,
+    rewrite,
+    rewrite_text,
     sentences,
     spans,
     tokens,
-    without,
     without_comments,
 )
 
@@ -120,15 +120,15 @@ class References:
         turn = self.turns[number]
         fixed = stays or (self._ids and (_has_ids(turn) or _has_ids(self.turns[words])))
         text = self.prose(words)
-        own = [_Flag(words, "words", one, fixed) for one in referring(text, "later")]
+        own = [_Flag(words, "words", one, fixed) for one in find_references(text, "later")]
         self._later.append((words, fixed))
         self._folded.append((number, words))
         for call in turn.calls:
             own += [
                 _Flag(number, "comments", one, fixed or len(turn.calls) > 1)
-                for one in referring_comments(call.code, "later")
+                for one in find_comment_references(call.code, "later")
             ]
-        own += [_Flag(number, "tail", one, True) for one in referring(self._tail(number), "later")]
+        own += [_Flag(number, "tail", one, True) for one in find_references(self._tail(number), "later")]
         if own:
             self._flags += [flag for flag in own if not self._is_cut(flag)]
 
@@ -193,20 +193,20 @@ class References:
         turn = self.turns[stop]
         fixed = _has_ids(turn)
         if not shallow:
-            yield from (_Flag(stop, "words", one, fixed) for one in referring(prose(turn), "fix", first="leans"))
+            yield from (_Flag(stop, "words", one, fixed) for one in find_references(prose(turn), "fix", first="leans"))
         before = "\n".join(call.code for call in self.turns[first].calls)
         for call in turn.calls:
-            for one in referring_comments(call.code, "fix"):
+            for one in find_comment_references(call.code, "fix"):
                 if call.code[one.start : one.end] not in before:
                     yield _Flag(stop, "comments", one, fixed or len(turn.calls) > 1)
-        yield from (_Flag(stop, "tail", one, True) for one in referring(self._tail(stop), "fix", but="seen"))
+        yield from (_Flag(stop, "tail", one, True) for one in find_references(self._tail(stop), "fix", but="seen"))
 
     def _repeated(self, first: int, stop: int, shallow: bool) -> Iterator[_Flag]:
         """Yield later sentences that repeat a removed one about the failure."""
         if not self._later:
             return
         words = [prose(turn) for turn in (self.turns[first + 1 : stop + 1] if shallow else self.turns[first:stop])]
-        gone = dict.fromkeys(text[one.start : one.end] for text in words for one in referring(text, "fix"))
+        gone = dict.fromkeys(text[one.start : one.end] for text in words for one in find_references(text, "fix"))
         telling_ones = [text for text in gone if len(text.split()) >= _TELLING]
         for turn, fixed in self._later if telling_ones else ():
             text = self.prose(turn)
@@ -336,7 +336,7 @@ class References:
             return False
         call, text = self.turns[turn].calls[0], self.turns[turn].text
         # Of programs that were put together of several blocks, or are a shell's, no comment can be cut.
-        whole = rewritten_text(text, call.code, "") != text and call.language != "shell"
+        whole = rewrite_text(text, call.code, "") != text and call.language != "shell"
         tree, other = parse(call.code), parse(without_comments(call.code, cuts))
         return whole and tree is not None and other is not None and ast.dump(tree) == ast.dump(other)
 
@@ -368,7 +368,7 @@ def prose(turn: Turn) -> str:
 
 def strip_references(text: str, place: Literal["fix", "later"]) -> str:
     """Remove sentences that refer to a failure."""
-    return without(text, [(one.start, one.end) for one in referring(text, place)])
+    return cut_spans(text, [(one.start, one.end) for one in find_references(text, place)])
 
 
 def apply_edits(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
@@ -382,16 +382,15 @@ def apply_edits(turn: Turn, words: Edit | None, program: Edit | None) -> Turn:
                 continue
             end = at + len(segment.text)
             inside = [(max(s, at) - at, min(e, end) - at) for s, e in rest if s < end and e > at]
-            segments[n] = replace(segment, text=without(segment.text, inside))
+            segments[n] = replace(segment, text=cut_spans(segment.text, inside))
             at = end
     calls = tuple(replace(call, char=call.char - length) for call in turn.calls)
     if program and program.program:
         old, new = program.program
         segments = [
-            replace(s, text=rewritten_text(s.text, old, new)) if s.kind in ("sampled", "spliced") else s
-            for s in segments
+            replace(s, text=rewrite_text(s.text, old, new)) if s.kind in ("sampled", "spliced") else s for s in segments
         ]
-        arguments = rewritten(calls[0].arguments, old, new)
+        arguments = rewrite(calls[0].arguments, old, new)
         calls = (replace(calls[0], arguments=arguments), *calls[1:])
     return replace(turn, segments=tuple(s for s in segments if s.text or s.ids), calls=calls)
 

@@ -49,7 +49,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     return Schedule(((1, start), (steps, end)))
 
 
-def purified(probability: float, seed: int, step: int, prompt_id: str, index: int) -> bool:
+def is_purified(probability: float, seed: int, step: int, prompt_id: str, index: int) -> bool:
     """Whether rollout `index` of a prompt's group is purified at `step`: true for a share `probability` of all.
 
     A pure draw from (seed, step, prompt, index); raising `probability` only adds rollouts to those that are purified.

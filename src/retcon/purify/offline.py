@@ -24,7 +24,7 @@ from retcon.purify.programs import assertions, bound_before, effects, handlers, 
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
 from retcon.purify.tools import has_program, is_lookup, is_program
-from retcon.purify.words import referring, says_something, takes_back
+from retcon.purify.words import find_references, says_something, takes_back
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})
 """Names that a session has of its own."""
@@ -413,7 +413,7 @@ def _unfit(after: _Suffix, at: int, stop: int) -> tuple[Reason, str] | None:
         return "plan", given_up
     if at and failed(turns[at - 1]) and not user_follows(turns[at - 1]):
         text = prose(turns[at])
-        if one := next(iter(referring(text, "fix", but="seen")), None):
+        if one := next(iter(find_references(text, "fix", but="seen")), None):
             return "retry", text[one.start : one.end]
     name = after.kept.named_alone(at, stop)
     return None if name is None else ("words", f"name: {name}")

@@ -126,7 +126,7 @@ def _closer(a: str, b: str, upper: int, below: int | None) -> Iterator[tuple[int
     if len(a) * len(b) <= LARGE:
         matched = exactly(a, b)
     else:
-        for matched in swept(a, b, below or upper + 1):
+        for matched in sweep(a, b, below or upper + 1):
             yield matched, upper
     yield matched, matched
 
@@ -201,7 +201,7 @@ def common_blocks(a: str, b: str, k: int) -> tuple[list[Block], int]:
     n, m = len(a), len(b)
     codes, size = _packed(a + b)
     while size <= min(n, m):
-        names, order = named(codes)
+        names, order = name_codes(codes)
         if size >= k:
             in_a = names[: n - size + 1]  # what lies across the border between a and b is in neither
             in_b = names[n:]
@@ -228,7 +228,7 @@ def _packed(text: str) -> tuple[Ints, int]:
     return np.ndarray((max(len(text) - size + 1, 0),), np.int64, raw, 0, (8 // size,)).copy(), size
 
 
-def named(codes: Ints) -> tuple[Ints, Ints]:
+def name_codes(codes: Ints) -> tuple[Ints, Ints]:
     """Number equal integers alike, and return an order that sorts them."""
     order = np.argsort(codes)
     inorder = codes[order]
@@ -250,7 +250,7 @@ def _runs(i: Ints, j: Ints, n: int, m: int, size: int) -> list[Block]:
     return list(zip(start.tolist(), (start - diagonal + m).tolist(), (end - begin + size).tolist(), strict=True))
 
 
-def swept(a: str, b: str, below: int) -> Iterator[int]:
+def sweep(a: str, b: str, below: int) -> Iterator[int]:
     """Yield rising lower bounds of M, the last of which is M.
 
     For texts without a common block of `below` characters. Length after length from the longest that is left, one
@@ -285,7 +285,7 @@ class _Grams:
     def __init__(self, a: str, b: str) -> None:
         self._a = len(a)
         codes = np.frombuffer((a + b).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.int64)
-        self._doubled = [named(codes)[0]]  # names of the grams of 1, 2, 4 … characters
+        self._doubled = [name_codes(codes)[0]]  # names of the grams of 1, 2, 4 … characters
         self._length = 0
 
     def shared(self, length: int, gap: Gap) -> Ints:
@@ -320,10 +320,10 @@ class _Grams:
         self._length = length
         while 2 ** len(self._doubled) <= length:
             names, half = self._doubled[-1], 2 ** (len(self._doubled) - 1)
-            self._doubled.append(named((names[:-half] << 32) | names[half:])[0])
+            self._doubled.append(name_codes((names[:-half] << 32) | names[half:])[0])
         half = 2 ** (length.bit_length() - 1)
         names = self._doubled[length.bit_length() - 1]
-        names, _ = named((names[: len(names) + half - length] << 32) | names[length - half :])
+        names, _ = name_codes((names[: len(names) + half - length] << 32) | names[length - half :])
         self._in_a, self._in_b = names[: max(self._a - length + 1, 0)], names[self._a :]
         self._marked = np.zeros(len(names), bool)
         self._places = (np.sort((self._in_b << 32) | np.arange(len(self._in_b))) & 0xFFFFFFFF).tolist()

@@ -274,7 +274,7 @@ def rule_of(sentence: str, scope: Scope, but: str = "") -> str | None:
     return next((rule for rule, own in _PATTERNS[scope].items() if rule != but and own.search(sentence)), None)
 
 
-def referring(text: str, scope: Scope, but: str = "", first: str | None = None) -> list[Sentence]:
+def find_references(text: str, scope: Scope, but: str = "", first: str | None = None) -> list[Sentence]:
     """Find sentences that refer to a failure, or lean on such.
 
     Args:
@@ -387,7 +387,7 @@ def _emptied(text: str, cuts: Sequence[Sentence]) -> list[Sentence]:
     return found
 
 
-def without(text: str, stretches: Sequence[tuple[int, int]]) -> str:
+def cut_spans(text: str, stretches: Sequence[tuple[int, int]]) -> str:
     """Cut spans from a text."""
     kept: list[str] = []
     at = 0
@@ -411,7 +411,7 @@ def comments(code: str) -> Iterator[Sentence]:
         return
 
 
-def referring_comments(code: str, scope: Scope) -> list[Sentence]:
+def find_comment_references(code: str, scope: Scope) -> list[Sentence]:
     """Find comments that refer to a failure, and lines that continue them."""
     if "#" not in code:
         return []
@@ -540,18 +540,18 @@ def plain(token: str) -> str:
     return token.rstrip("0").rstrip(".") if token[0].isdigit() and "." in token else token
 
 
-def rewritten(value: object, old: str, new: str) -> object:
+def rewrite(value: object, old: str, new: str) -> object:
     """Replace a text wherever it stands in a JSON value: plain, or as JSON within a string."""
     if isinstance(value, str):
-        return rewritten_text(value, old, new)
+        return rewrite_text(value, old, new)
     if isinstance(value, list):
-        return [rewritten(item, old, new) for item in value]
+        return [rewrite(item, old, new) for item in value]
     if isinstance(value, dict):
-        return {key: rewritten(item, old, new) for key, item in value.items()}
+        return {key: rewrite(item, old, new) for key, item in value.items()}
     return value
 
 
-def rewritten_text(text: str, old: str, new: str) -> str:
+def rewrite_text(text: str, old: str, new: str) -> str:
     """Replace a text within another, plain or escaped as JSON."""
     for written in _WRITTEN:
         if (before := written(old)) in text:
@@ -574,7 +574,7 @@ def _rewritten_literal(literal: str, old: str, new: str) -> str:
         value = json.loads(literal, strict=False)
     except ValueError:
         return literal
-    anew = rewritten_text(value, old, new)
+    anew = rewrite_text(value, old, new)
     return literal if anew == value else json.dumps(anew, ensure_ascii=literal.isascii())
 
 

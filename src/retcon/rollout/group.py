@@ -13,7 +13,7 @@ from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
 from retcon.engine.types import Forks, Generation, SpeaksText
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
@@ -41,7 +41,7 @@ async def rollout_member(
     supports neither.
     """
     encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
-    armed = purified(context.probability, seed, step, task.id, index)
+    armed = is_purified(context.probability, seed, step, task.id, index)
     context = context if armed else replace(context, repair=None)
     id, own = member_id(task, step, index), derive("rollout", seed, step, task.id, index)
     provenance = Provenance(step=step, index=index, model=context.model, encoded_by=encoded_by)
@@ -173,7 +173,7 @@ class _Group:
 
     async def _grow(self, member: _Member) -> None:
         context = self._context
-        armed = purified(context.probability, self._seed, self._step, self._task.id, self._first + member.root)
+        armed = is_purified(context.probability, self._seed, self._step, self._task.id, self._first + member.root)
         try:
             made = await rollout_member(
                 self._task,

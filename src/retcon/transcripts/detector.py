@@ -15,7 +15,7 @@ from retcon.core.errors import RecordError
 from retcon.core.texts import counted
 from retcon.store.parquet import Record, Source
 from retcon.transcripts.in_messages import InMessages
-from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decoded, find_items, has_no_items, speaker_of
+from retcon.transcripts.items import SESSION, SYSTEM, SYSTEMS, TEXTS, decode, find_items, has_no_items, speaker_of
 from retcon.transcripts.itemwise import Itemwise, lists, objects, string
 from retcon.transcripts.registry import find_formats, formats, is_feedback
 from retcon.transcripts.types import Certainty, Format, Json
@@ -73,7 +73,7 @@ def sample_records(source: Source, format: str, *, skip_bad: bool = False) -> Fo
             raise broken
         data = b"".join(r.lead + r.data for r in chain(head, source.records)) + b"".join(source.tail)
         head = [Record(data, 1, head[0].file, "document")]
-        values = {1: decoded(head[0])}
+        values = {1: decode(head[0])}
         source = replace(source, shape="document", records=iter(()))
     detector.learn(values)
     if not skip_bad:
@@ -91,7 +91,7 @@ def _read_on(source: Source, head: list[Record], values: dict[int, Json], times:
             head.append(record)
             size += len(record.data)
             with suppress(RecordError):  # raised when it is read
-                values[record.number] = decoded(record)
+                values[record.number] = decode(record)
     except RecordError as error:
         return error
     return None
@@ -119,7 +119,7 @@ def _sessions(
     items: list[Json] = []
     for line in lines:
         try:
-            items.append(decoded(line))
+            items.append(decode(line))
         except RecordError:
             if line is not lines[-1] or line.data.endswith(b"\n"):
                 raise

@@ -22,7 +22,7 @@ from retcon.transcripts.items import (
     context_of,
     find_items,
     no_items,
-    renewed,
+    renew_record,
     system_of,
     text_of,
     with_text,
@@ -104,8 +104,8 @@ class ItemsReading(RecordReading):
         super().__init__(record, [reading])
         self._path = path
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
-        return renewed(self._record, self._path, self.readings[0].items(results[0]))
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
+        return renew_record(self._record, self._path, self.readings[0].items(results[0]))
 
     def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:
         in_text = preference_pairs(results[0].trajectory)
@@ -342,12 +342,12 @@ class _TextReading(RecordReading):
         super().__init__(record, readings)
         self._place = place
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
         if not isinstance(self._record, dict):
             raise RecordError("a record of text is an object")
         new = [str(reading.items(own)[0]) for reading, own in zip(self.readings, results, strict=True)]
         value: Json = new if isinstance(self._record[self._place], list) else new[0]
-        return renewed(self._record, (self._place,), value)
+        return renew_record(self._record, (self._place,), value)
 
 
 def _read(dialect: Dialect, text: str, id: str, context: str) -> PieceReading:

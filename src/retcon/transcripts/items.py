@@ -13,7 +13,7 @@ import msgspec
 from rapidfuzz.distance import Postfix, Prefix
 
 from retcon.core.errors import RecordError
-from retcon.purify.words import without
+from retcon.purify.words import cut_spans
 from retcon.store.parquet import Record
 from retcon.transcripts.types import Json, json_in
 
@@ -70,15 +70,15 @@ def has_no_items(record: Json) -> bool:
     return any(isinstance(value, list) and not value for value in found)
 
 
-def replaced(record: Json, path: Sequence[str | int], value: Json) -> Json:
+def replace_at(record: Json, path: Sequence[str | int], value: Json) -> Json:
     """Replace a record's value at a path; the rest is shared, nothing is changed."""
     if not path:
         return value
     first, rest = path[0], path[1:]
     if isinstance(first, int) and isinstance(record, list):
-        return [replaced(one, rest, value) if n == first else one for n, one in enumerate(record)]
+        return [replace_at(one, rest, value) if n == first else one for n, one in enumerate(record)]
     if isinstance(first, str) and isinstance(record, dict):
-        return {**record, first: replaced(record[first], rest, value)}
+        return {**record, first: replace_at(record[first], rest, value)}
     raise RecordError(f"expected {'a list' if isinstance(first, int) else 'an object'} with {first!r}")
 
 
@@ -138,31 +138,31 @@ def without_words(content: Json, cuts: Sequence[tuple[int, int]]) -> Json:
     """Cut spans, [start, end) of `words_of`, from a content, by `parts_without`."""
     if isinstance(content, list):
         return parts_without(content, cuts, part_words, with_part_words)
-    left = without(text_of(content), cuts)
+    left = cut_spans(text_of(content), cuts)
     return with_part_words(content, left) if isinstance(content, dict) and content.keys() == _ONE_PART else left
 
 
 def parts_without(
     content: Sequence[Json], cuts: Sequence[tuple[int, int]], words_in: Callable[[Json], str],
-    reworded: Callable[[Json, str], Json],
+    cut_words: Callable[[Json, str], Json],
 ) -> list[Json]:  # fmt: skip
     """Remove spans from the words of content parts.
 
     Emptied parts go, except the last part that is left; all others stay in place. words_in: the words of a part;
-    reworded: it with others."""
+    cut_words: it with others."""
     parts: list[Json] = []
     at = 0
     for part in content:
         words = words_in(part)
         end = at + len(words)
         inside = [(max(s, at) - at, min(e, end) - at) for s, e in cuts if s < end and e > at]
-        left = without(words, inside)
+        left = cut_spans(words, inside)
         if not inside:
             parts.append(part)
         elif left:
-            parts.append(reworded(part, left))
+            parts.append(cut_words(part, left))
         at = end
-    return parts or [reworded(part, "") for part in content[:1]]
+    return parts or [cut_words(part, "") for part in content[:1]]
 
 
 def _thought_key(part: Json) -> str | None:
@@ -245,11 +245,11 @@ _TELLING = 20
 """Characters of a message from which on a text that has them repeats it, and of a text that is part of another."""
 
 
-def renewed(record: Json, path: Sequence[str | int], value: Json) -> Json:
+def renew_record(record: Json, path: Sequence[str | int], value: Json) -> Json:
     """Return a repaired record with another value at `path`. Fields that repeat the old one are emptied, to an empty
     list or text, 0 for a number, null for an object; a list or text that is the same, or its end, becomes the new one,
     as does a text within another. The record itself stays as it is."""
-    new = replaced(record, path, value)
+    new = replace_at(record, path, value)
     if not isinstance(record, dict) or not isinstance(new, dict):
         return new
     stale = [*(_OF_TEXT & record.keys())]
@@ -433,18 +433,18 @@ SESSION = "session"
 _T = TypeVar("_T")
 
 
-def decoded(record: Record) -> Json:
+def decode(record: Record) -> Json:
     """Decode a record's value; a session's is a list.
 
     NaN and lone surrogates, which no standard knows, are read, and so is a list of messages that is JSON text.
     Raises RecordError."""
-    return decoded_with_standard(record)[0]
+    return decode_with_standard(record)[0]
 
 
-def decoded_with_standard(record: Record) -> tuple[Json, bool]:
+def decode_with_standard(record: Record) -> tuple[Json, bool]:
     """Decode a record, and say whether it is surely standard JSON."""
     if record.kind == SESSION:
-        return [decoded(line) for line in _lines_of(record)], False
+        return [decode(line) for line in _lines_of(record)], False
     try:
         value: Json = msgspec.json.decode(record.data)
         unpacked = _unpacked(value)
@@ -458,7 +458,7 @@ def decoded_with_standard(record: Record) -> tuple[Json, bool]:
             raise RecordError(f"{record.where}: not JSON: {error}") from error
 
 
-def encoded(value: Json, like: Record) -> bytes:
+def encode(value: Json, like: Record) -> bytes:
     """Encode a record's new value in the record's style.
 
     Indentation, spaces, escapes, ends of lines; NaN stays, as do numbers beyond all floats. Lines of a session
@@ -533,9 +533,9 @@ def _lines_of(record: Record) -> list[Record]:
 
 def _session(value: Json, like: Record) -> bytes:
     lines = _lines_of(like)
-    kept = {repr(decoded(line)): line.data for line in lines}
+    kept = {repr(decode(line)): line.data for line in lines}
     items = value if isinstance(value, list) else [value]
-    written = [kept.get(repr(item)) or encoded(item, lines[0]) for item in items]
+    written = [kept.get(repr(item)) or encode(item, lines[0]) for item in items]
     return b"".join(line if line.endswith(b"\n") else line + b"\n" for line in written)
 
 

@@ -16,14 +16,14 @@ from msgspec.structs import replace
 from retcon.chat.types import TextMessage
 from retcon.core.errors import RecordError
 from retcon.purify.offline import RepairResult
-from retcon.purify.words import without
+from retcon.purify.words import cut_spans
 from retcon.transcripts.items import (
     APART,
     Thought,
     context_of,
     part_words,
     parts_without,
-    renewed,
+    renew_record,
     text_of,
     with_part_words,
     with_text,
@@ -89,21 +89,21 @@ class Itemwise(Format):
         """Return a group's items as they were read."""
         return [item for piece in pieces for item in parts(piece)]
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         """Return the items of a group with these pieces."""
         return [item for piece in pieces for item in parts(piece)]
 
-    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+    def cut_words(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         """Remove spans from a piece's words, and from its items."""
         moved = parts(piece)
         new = [self.without_words(moved[0], cuts), *moved[1:]] if moved else []
-        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, _PARTS: new})
+        return replace(piece, text=cut_spans(piece.text, cuts), payload={**piece.payload, _PARTS: new})
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         """Remove spans from the item that holds the words."""
         return {**item, "content": without_words(item.get("content"), cuts)} if isinstance(item, dict) else item
 
-    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+    def update_references(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         """Update references between the items of a repaired transcript."""
         return items
 
@@ -122,9 +122,9 @@ class Itemwise(Format):
 
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
         """Return the record with other items at a place."""
-        return renewed(record, place.path, items)
+        return renew_record(record, place.path, items)
 
-    def settled(self, record: Json, before: Json) -> Json:
+    def finish_record(self, record: Json, before: Json) -> Json:
         """Finish a record whose repairs are all in place."""
         return record
 
@@ -155,20 +155,20 @@ class ItemwiseReading(RecordReading):
         super().__init__(record, [_reading(format, place, own) for place, own in zip(places, several, strict=True)])
         self.places = places
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
         record = self._record
         # What stands within another transcript comes after it: the last first, so that each is still in its place.
         for place, reading, result in reversed([*zip(self.places, self.readings, results, strict=True)]):
             if result.splices:
                 record = self._format.with_items(record, place, self._items(place, reading, result))
-        return record if record is self._record else self._format.settled(record, self._record)
+        return record if record is self._record else self._format.finish_record(record, self._record)
 
     def _items(self, place: ItemList, reading: PieceReading, result: RepairResult) -> list[Json]:
         items = [item for group in reading.items(result) if isinstance(group, list) for item in group]
         before = zip(items, place.items, strict=False)
         same = next((n for n, (item, old) in enumerate(before) if item is not old), len(items))
         return list(
-            self._format.renewed(
+            self._format.update_references(
                 [*items[:same], *(_without_stale(item, self._format.stale) for item in items[same:])], place.items
             )
         )
@@ -190,7 +190,7 @@ def _reading(format: Itemwise, place: ItemList, id: str) -> PieceReading:
         owned[piece.owner].append(piece)
     groups: list[Json] = [format.original(own) for own in owned]
     return PieceReading(
-        groups, pieces, id, lambda _, own: format.rebuilt(own), context=place.context, reword=format.reworded,
+        groups, pieces, id, lambda _, own: format.rebuild(own), context=place.context, reword=format.cut_words,
         asked=place.asked, system=place.system,
     )  # fmt: skip
 
@@ -431,13 +431,13 @@ class Blockwise(Itemwise):
             last = home
         return items
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         blocks = [block for piece in pieces for block in parts(piece)]
         return [self.with_blocks(home_of(pieces), blocks), *_beside(pieces)]
 
-    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+    def cut_words(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
         blocks = parts_without(parts(piece), cuts, self.words, self.with_words)
-        return replace(piece, text=without(piece.text, cuts), payload={**piece.payload, "items": blocks})
+        return replace(piece, text=cut_spans(piece.text, cuts), payload={**piece.payload, "items": blocks})
 
     def _kind(self, block: Json, item: Item) -> tuple[PieceKind, str | None]:
         kind = self.kind(block, item)
@@ -550,7 +550,7 @@ class Steps(Itemwise):
                 pieces.add_results(None, outputs)
         return pieces.all
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         """Return the fix's step, with the words and thought it takes over."""
         thoughts = [piece for piece in pieces if _THOUGHT in beside_words([piece])]
         words = loose_words([piece for piece in pieces if piece not in thoughts])
@@ -563,4 +563,4 @@ class Steps(Itemwise):
         return [self.with_thought(first, thought, home if isinstance(home, dict) else {}), *beside]
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
-        return self.with_words(item, without(self.words(item), cuts)) if isinstance(item, dict) else item
+        return self.with_words(item, cut_spans(self.words(item), cuts)) if isinstance(item, dict) else item

@@ -22,7 +22,7 @@ from retcon.purify.kept import Edit
 from retcon.purify.offline import RepairResult, Splice
 from retcon.purify.pairs import preference_pairs
 from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
-from retcon.purify.words import rewritten, without
+from retcon.purify.words import cut_spans, rewrite
 from retcon.transcripts.items import Thought, is_unlearnt, role_of
 from retcon.transcripts.types import Json, Speakers, json_in
 from retcon.transcripts.verdicts import Verdict, is_negative_result, judge
@@ -152,9 +152,9 @@ class _Span(Struct, frozen=True):
     end: int
 
 
-def reworded(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+def cut_words(piece: Piece, cuts: Sequence[Stretch]) -> Piece:
     """Remove spans from a piece whose item is rebuilt from texts."""
-    return replace(piece, text=without(piece.text, cuts))
+    return replace(piece, text=cut_spans(piece.text, cuts))
 
 
 class PieceReading:
@@ -166,7 +166,7 @@ class PieceReading:
 
     def __init__(
         self, items: Sequence[Json], pieces: Sequence[Piece], id: str, rebuild: Rebuild,
-        *, apart: bool = False, context: str = "", reword: Reword = reworded, asked: Sequence[TextMessage] = (),
+        *, apart: bool = False, context: str = "", reword: Reword = cut_words, asked: Sequence[TextMessage] = (),
         system: str = "",
     ) -> None:  # fmt: skip
         self._items = items
@@ -339,8 +339,8 @@ def _rewritten(piece: Piece, program: tuple[str, str]) -> Piece:
     """Replace the program in calls and in outputs that repeat it."""
     if piece.kind not in ("call", "result"):
         return piece
-    payload = rewritten(dict(piece.payload), *program)
-    text = rewritten(piece.text, *program) if piece.kind == "call" else piece.text
+    payload = rewrite(dict(piece.payload), *program)
+    text = rewrite(piece.text, *program) if piece.kind == "call" else piece.text
     return replace(piece, text=text, payload=payload)
 
 

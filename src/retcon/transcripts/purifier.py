@@ -22,7 +22,7 @@ from retcon.purify.splice import program
 from retcon.store.jsonl import line_of, pair_line
 from retcon.store.records import Record
 from retcon.transcripts.detector import Detector, tool_use
-from retcon.transcripts.items import decoded, decoded_with_standard, encoded, has_nan, is_finite, without_nan
+from retcon.transcripts.items import decode, decode_with_standard, encode, has_nan, is_finite, without_nan
 from retcon.transcripts.types import Format, Json
 from retcon.transcripts.verdicts import with_named_failures
 
@@ -203,7 +203,7 @@ class RecordRepairer:
         if record.number in self._values:
             value, standard = self._values.pop(record.number), False
         else:
-            value, standard = decoded_with_standard(record)
+            value, standard = decode_with_standard(record)
         try:
             # A record with clean calls in the format of its file needs no further look.
             found = main = self._detector.main
@@ -262,7 +262,7 @@ class RecordRepairer:
             keep = not (self._drop and any(t.failures for t in raws))
             # Ours keeps why a failure was left alone on its turn.
             same = found.name != "retcon" or not judged
-            out = record.data if same else encoded(reading.purified(results), record)
+            out = record.data if same else encode(reading.with_repairs(results), record)
             return out if keep else None
         self.count.changed += 1
         if self._sinks.pairs is not None:
@@ -270,7 +270,7 @@ class RecordRepairer:
                 self._sinks.pairs(pair_line(pair if standard else _standard_pair(pair)))
         if self._drop and any(r.trajectory.failures for r in results):
             return None
-        return encoded(reading.purified(results), record)
+        return encode(reading.with_repairs(results), record)
 
 
 def _audit_line(trajectory: Trajectory, where: str, format: str, record: Json, standard: bool) -> bytes:
@@ -306,7 +306,7 @@ def purify_transcript(
     purifier = RecordRepairer(offline or Repairer(), format, Sinks(), count, failures=failures)
     record = Record(_written(transcript), 1, "transcript", "record")
     clean = purifier(record)
-    return (transcript if clean is None or clean == record.data else decoded(record._replace(data=clean))), count
+    return (transcript if clean is None or clean == record.data else decode(record._replace(data=clean))), count
 
 
 def _written(transcript: Json) -> bytes:

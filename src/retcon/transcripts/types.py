@@ -67,7 +67,7 @@ class Reading(Protocol):
     def speakers(self) -> Sequence[Speakers]:
         """Speakers of each trajectory."""
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
         """Return a new record with the splices, a result for each trajectory."""
 
     def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:

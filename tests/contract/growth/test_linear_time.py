@@ -30,7 +30,7 @@ from retcon.purify import programs as names
 from retcon.purify import programs as reads
 from retcon.purify import programs as trees
 from retcon.purify.tools import does_nothing
-from retcon.purify.words import referring, referring_comments
+from retcon.purify.words import find_comment_references, find_references
 from retcon.report.transcript import _aligned, _prompt
 from retcon.sandbox.pool.paths import to_write
 from retcon.sandbox.pool.profiles import BUILT_IN, Chooser
@@ -164,7 +164,7 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "def f(x): return [y for y in x]\n", "class A: x = y\n"),
     ),
     "purify.words": (
-        lambda text: (referring(text, "fix"), referring(text, "later"), referring_comments("x\n" + text, "fix")),
+        lambda t: (find_references(t, "fix"), find_references(t, "later"), find_comment_references("x\n" + t, "fix")),
         ("Sorry. ", "sorry ", "a. ", "1. ", "# fix\n", "#", "\n", " ", "e.g. ", "`", "It ", "This is. ", "\n- ", "("),
     ),
     "transcripts.failures": (

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from programs import code_pairs
-from retcon.purify.similarity import bounds, common_blocks, swept
+from retcon.purify.similarity import bounds, common_blocks, sweep
 
 TIES = st.text(alphabet="ab", max_size=40) | st.text(alphabet="aé\n\ud800😀", max_size=40)
 REPEATS = st.builds(lambda text, times: (text * times)[:150], st.text(alphabet="ab \n", min_size=1), st.integers(1, 50))
@@ -84,20 +84,20 @@ def test_common_blocks_of_programs(pair, k):
 
 @given(TIES | REPEATS, TIES | REPEATS)
 def test_a_sweep_matches_what_difflib_matches(a, b):
-    lower = list(swept(a, b, longest(a, b) + 1))
+    lower = list(sweep(a, b, longest(a, b) + 1))
     assert lower == sorted(lower)
     assert lower[-1] == matched(a, b)
 
 
 def test_a_sweep_goes_on_behind_a_block_that_overlaps_the_last_match():
     """`xyx` begins at 0 and at 2; had `abc` to wait, its `bc` would be matched where it stands first in a."""
-    assert list(swept("xyxyxbc2abc", "xyx1abc", 4))[-1] == matched("xyxyxbc2abc", "xyx1abc") == 6
+    assert list(sweep("xyxyxbc2abc", "xyx1abc", 4))[-1] == matched("xyxyxbc2abc", "xyx1abc") == 6
 
 
 @settings(max_examples=20)
 @given(code_pairs())
 def test_a_sweep_over_programs(pair):
-    assert list(swept(*pair, min(map(len, pair)) + 1))[-1] == matched_in_programs(*pair)
+    assert list(sweep(*pair, min(map(len, pair)) + 1))[-1] == matched_in_programs(*pair)
 
 
 @pytest.mark.parametrize(

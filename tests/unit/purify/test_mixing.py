@@ -11,7 +11,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import Probes, Schedule, constant, linear, purified
+from retcon.purify.mixing import Probes, Schedule, constant, is_purified, linear
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_group
@@ -20,7 +20,7 @@ from retcon.tools.scripted import ScriptedTool
 
 def drawn(probability: float, **changed: int) -> list[bool]:
     where = {"seed": 1, "step": 2} | changed
-    return [purified(probability, where["seed"], where["step"], "p", index) for index in range(400)]
+    return [is_purified(probability, where["seed"], where["step"], "p", index) for index in range(400)]
 
 
 def test_mixing_is_reproducible_and_hits_its_share():
@@ -56,7 +56,8 @@ def test_a_schedule_in_pieces_may_jump():
 
 def test_the_draw_at_a_step_hangs_on_its_p_alone():
     falling = linear(1.0, 0.0, 11)
-    shares = [sum(purified(falling.at(step), 1, step, "p", index) for index in range(400)) / 400 for step in (1, 6, 11)]
+    drawn = [[is_purified(falling.at(step), 1, step, "p", n) for n in range(400)] for step in (1, 6, 11)]
+    shares = [sum(one) / 400 for one in drawn]
     assert (shares[0], shares[2]) == (1.0, 0.0)
     assert 0.42 < shares[1] < 0.58
     assert drawn(falling.at(6), step=6) == drawn(0.5, step=6)
@@ -134,12 +135,12 @@ def test_the_probes_are_raw_and_the_others_purified_by_what_they_did():
     assert [t.provenance.purified for t in always] == [False] * 2 + [True] * 6
     assert not any(t.provenance.purified for t in never)
     half = grouped(Probes(2), lambda index: index % 2 == 0)
-    assert [t.provenance.purified for t in half[2:]] == [purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
+    assert [t.provenance.purified for t in half[2:]] == [is_purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
 
 
 def test_where_all_first_tries_fail_the_others_are_purified_with_the_steps_own_p():
     group = grouped(Probes(2), lambda _: True, probability=0.5)
-    assert [t.provenance.purified for t in group[2:]] == [purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
+    assert [t.provenance.purified for t in group[2:]] == [is_purified(0.5, 3, 1, TASK.id, n) for n in range(2, 8)]
     assert len({t.provenance.purified for t in group[2:]}) == 2, "some are and some are not"
 
 

@@ -29,7 +29,7 @@ def test_what_stands_before_a_repair_is_the_purified_transcript(name: str) -> No
     assert found is not None
     reading = found.read(record, "t")
     results = [Repairer()(trajectory) for trajectory in reading.trajectories]
-    new: Any = reading.purified(results)
+    new: Any = reading.with_repairs(results)
     items = next(value for value in new.values() if isinstance(value, list))
     pairs = list(reading.pairs(results))
     assert len(pairs) == 4

@@ -34,7 +34,7 @@ from retcon.transcripts.items import (
     ROLES,
     TEXTS,
     context_of,
-    decoded,
+    decode,
     find_items,
     is_unlearnt,
     speaker_of,
@@ -416,7 +416,7 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
     try:
         for record in source.records:
             try:
-                value = known[record.number] if record.number in known else decoded(record)
+                value = known[record.number] if record.number in known else decode(record)
                 yield from ((record, one) for one in rendered(value, detector, chat, record.where))
             except HalfCall as error:
                 half.append(str(as_record_error(error, record.where)))

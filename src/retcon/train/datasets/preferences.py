@@ -22,7 +22,7 @@ from retcon.train.datasets.demonstrations import (
     short_enough,
 )
 from retcon.transcripts.detector import Detector
-from retcon.transcripts.items import SYSTEMS, decoded
+from retcon.transcripts.items import SYSTEMS, decode
 from retcon.transcripts.types import Json
 
 SIDES = ("chosen", "rejected")
@@ -53,7 +53,7 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
     found: list[Preference] = []
     for record in open_source(file).records:
         try:
-            value = decoded(record)
+            value = decode(record)
             pair = _pair(value, chat, record.where)
         except (RecordError, RenderError) as error:
             raise as_record_error(error, record.where) from error
@@ -72,7 +72,7 @@ def check_pairs(file: Path) -> None:
     """Check that a file's first record has the keys of a pair, without a model. Raises RecordError."""
     for record in open_source(file).records:
         try:
-            _check_keys(decoded(record))
+            _check_keys(decode(record))
         except RecordError as error:
             raise as_record_error(error, record.where) from error
         return

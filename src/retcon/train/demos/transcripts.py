@@ -20,7 +20,7 @@ from retcon.store.records import KINDS, Record
 from retcon.train.datasets.demonstrations import files_of, read_rendered, refuse_other_texts
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.types import DemoSetup, Made
-from retcon.transcripts.items import decoded
+from retcon.transcripts.items import decode
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.transcripts import Transcripts
@@ -87,7 +87,7 @@ class TranscriptSource:
 
 def _with_reward(trajectory: Trajectory, record: Record) -> Trajectory:
     """As the record says, where the trajectory does not know; 1 and -1 for true and false."""
-    value = decoded(record)
+    value = decode(record)
     if trajectory.reward is not None or not isinstance(value, dict):
         return trajectory
     for place in (value, *(inner for inner in value.values() if isinstance(inner, dict))):

@@ -68,8 +68,8 @@ class Anthropic(Blockwise):
         says = block.get("is_error")
         return flagged_output(text_of(block.get("content")), own_id, failed=says if isinstance(says, bool) else None)
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
-        new = super().rebuilt(pieces)
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
+        new = super().rebuild(pieces)
         listed = [call for piece in pieces if piece.kind == "call" for call in _listed(piece)]
         return [{**one, _LISTED: listed} if isinstance(one, dict) and one.get(_LISTED) else one for one in new]
 
@@ -270,16 +270,16 @@ class ClaudeCode(Anthropic):
             return replace(output, verdict=Verdict("ok", UNCLEAR), typed=True)
         return output
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         """Return the lines of the pieces, as those of one message."""
         own_id = part_of(home_of(pieces), "message").get("id")
         new: list[Json] = []
         for _, own in groupby(pieces, key=_line):
-            line, *beside = super().rebuilt(list(own))
+            line, *beside = super().rebuild(list(own))
             new += [_with_id(line, own_id), *beside]
         return new
 
-    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+    def update_references(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         kept = {string(item.get("uuid")) for item in items if isinstance(item, dict)}
         gone = {uuid: item.get(_PARENT) for item in before if (uuid := string(item.get("uuid"))) and uuid not in kept}
         return [_linked(item, gone) if isinstance(item, dict) else item for item in items]

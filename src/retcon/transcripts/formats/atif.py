@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence, Set
 from types import MappingProxyType
 
-from retcon.transcripts.items import replaced, text_of
+from retcon.transcripts.items import replace_at, text_of
 from retcon.transcripts.itemwise import Item, ItemList, Steps, lists, objects, part_of, read_call, some_id, string
 from retcon.transcripts.pieces import Call, ToolOutput
 from retcon.transcripts.types import Json
@@ -56,9 +56,9 @@ class Atif(Steps):
         metrics = part_of(_at(new, path), _METRICS)
         if metrics.get(_TOTAL) != len(place.items):
             return new
-        return replaced(new, (*path, _METRICS), {**metrics, _TOTAL: len(items)})
+        return replace_at(new, (*path, _METRICS), {**metrics, _TOTAL: len(items)})
 
-    def settled(self, record: Json, before: Json) -> Json:
+    def finish_record(self, record: Json, before: Json) -> Json:
         """Remove subagents' trajectories that only removed calls led to."""
         held = dict(_held(before))
         free = held.keys() - {own for one in (before, *held.values()) for own in _named(one)}
@@ -83,7 +83,7 @@ class Atif(Steps):
     def outputs(self, item: Item) -> list[ToolOutput]:
         return [ToolOutput(text_of(one.get("content")), some_id(one.get("source_call_id"))) for one in _results(item)]
 
-    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+    def update_references(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         numbers = [item.get(_NUMBER) for item in before]
         if numbers != [*range(1, len(before) + 1)]:
             return items

@@ -73,7 +73,7 @@ class Team(Itemwise):
                 pieces.add_silent(item)  # memory, streaming, a choice of the next speaker
         return pieces.all
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         return _with_words(pieces)
 
 
@@ -106,7 +106,7 @@ class Chat02(Itemwise):
                 pieces.add_context(item, text)
         return pieces.all
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         return _with_words(pieces)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from retcon.core.types import Trajectory
-from retcon.transcripts.items import APART, Thought, as_text, renewed, role_of, speaker_of, text_of
+from retcon.transcripts.items import APART, Thought, as_text, renew_record, role_of, speaker_of, text_of
 from retcon.transcripts.itemwise import (
     Blockwise,
     Item,
@@ -105,7 +105,7 @@ class Gemini(Blockwise):
     def with_items(self, record: Json, place: ItemList, items: list[Json]) -> Json:
         """Put an answer back beside its history or among others."""
         if place.path and isinstance(place.path[-1], int):
-            return renewed(record, place.path, items[0])
+            return renew_record(record, place.path, items[0])
         answer = _under(record, _CANDIDATES)
         if answer is None or place.items[-1] is not answer.items[0] or len(place.items) == 1:
             return super().with_items(record, place, items)
@@ -277,7 +277,7 @@ class GeminiCli(Steps):
             if one.get("result") or one.get("status") != "executing"
         ]
 
-    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+    def update_references(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         """Empty the copy of all messages in an update: the lines are what is left."""
         return [
             {**item, _SET: {**part_of(item, _SET), "messages": []}}

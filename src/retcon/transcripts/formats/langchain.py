@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from retcon.purify.words import without
+from retcon.purify.words import cut_spans
 from retcon.transcripts.items import APART, Thought, text_of, words_of
 from retcon.transcripts.itemwise import (
     Item,
@@ -80,7 +80,7 @@ class LangChain(Itemwise):
     def original(self, pieces: Sequence[Piece]) -> list[Json]:
         return parts(pieces[0])
 
-    def rebuilt(self, pieces: Sequence[Piece]) -> list[Json]:
+    def rebuild(self, pieces: Sequence[Piece]) -> list[Json]:
         """Return the message of the words, with the calls of the fix."""
         spoken_in = next((piece for piece in pieces if _THOUGHT not in piece.payload), pieces[0])
         home, fix = parts(spoken_in)[0], parts(pieces[-1])[0]
@@ -94,10 +94,10 @@ class LangChain(Itemwise):
         own = {_KWARGS: kwargs} if _KWARGS in spoken or kwargs else {}
         return [_with_inside(home, {**{k: v for k, v in spoken.items() if k not in _MOVED}, **content, **own, **moved})]
 
-    def reworded(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
-        if _THOUGHT in piece.payload:  # which `rebuilt` takes from the piece
-            return replace(piece, text=without(piece.text, cuts))
-        return super().reworded(piece, cuts)
+    def cut_words(self, piece: Piece, cuts: Sequence[Stretch]) -> Piece:
+        if _THOUGHT in piece.payload:  # which `rebuild` takes from the piece
+            return replace(piece, text=cut_spans(piece.text, cuts))
+        return super().cut_words(piece, cuts)
 
     def without_words(self, item: Json, cuts: Sequence[Stretch]) -> Json:
         return _with_inside(item, super().without_words(_inside(item), cuts))

@@ -19,7 +19,7 @@ from retcon.transcripts.items import (
     find_items,
     no_items,
     part_words,
-    replaced,
+    replace_at,
     text_of,
     with_part_words,
 )
@@ -115,7 +115,7 @@ class Messages:
         pieces: list[Piece] = []
         for n, item in enumerate(_as_models(items)):
             pieces += pieces_of(item, n, after_call=item.get("role") in _OUTPUT and awaits_output(pieces))
-        return ItemsReading(record, path, PieceReading(items, pieces, id, rebuilt, context=context))
+        return ItemsReading(record, path, PieceReading(items, pieces, id, rebuild, context=context))
 
 
 def _as_models(items: Sequence[Item]) -> Sequence[Item]:
@@ -250,7 +250,7 @@ def _typed(item: Item) -> tuple[Verdict | None, bool]:
     return verdict, typed
 
 
-def rebuilt(item: Json, pieces: Sequence[Piece]) -> Json:
+def rebuild(item: Json, pieces: Sequence[Piece]) -> Json:
     if not isinstance(item, dict):
         raise RecordError("a message is not an object")
     spoken = [p for p in pieces if p.kind == "assistant" and _THOUGHT not in p.payload]
@@ -328,7 +328,7 @@ class Traces(Format):
         readings = [
             PieceReading(
                 [_message(one.nodes[n]) for n in one.chain], _pieces(one), id if len(histories) == 1 else f"{id}.{at}",
-                rebuilt,
+                rebuild,
             )
             for at, one in enumerate(histories)
         ]  # fmt: skip
@@ -348,7 +348,7 @@ class _TracesReading(RecordReading):
         super().__init__(record, readings)
         self._histories = histories
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
         record = self._record
         for path in dict.fromkeys(history.path for history in self._histories):
             new: dict[int, Node] = {}
@@ -362,7 +362,7 @@ class _TracesReading(RecordReading):
                     new[at] = _without_tokens({**history.nodes[at], "message": message})
             if new:
                 trace = cast(Node, record["traces"][path[1]] if path else record)  # type: ignore[index]
-                record = replaced(record, path, _renumbered(trace, new, gone))
+                record = replace_at(record, path, _renumbered(trace, new, gone))
         return record
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
-from retcon.transcripts.items import Thought, replaced, speaker_of, text_of, without_words, words_of
+from retcon.transcripts.items import Thought, replace_at, speaker_of, text_of, without_words, words_of
 from retcon.transcripts.itemwise import (
     Item,
     ItemList,
@@ -109,7 +109,7 @@ class Responses(Itemwise):
         new = super().with_items(record, place, items)
         for path, other in lists(record):
             if tuple(path) != tuple(place.path) and (copied := _as_copied(other, place.items, items)) is not None:
-                new = replaced(new, path, copied)
+                new = replace_at(new, path, copied)
         return new
 
     def group(self, items: Sequence[Item]) -> list[Piece]:
@@ -291,7 +291,7 @@ class Codex(Responses):
                     return ItemList(path, items, system=_base_instructions(items))
         return None
 
-    def renewed(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
+    def update_references(self, items: Sequence[Json], before: Sequence[Item]) -> Sequence[Json]:
         cut = {words for item in before if (words := words_in(self.inside(item)).strip())}
         cut -= {words_in(self.inside(item)).strip() for item in items}
         return [_without(item, cut) for item in items]

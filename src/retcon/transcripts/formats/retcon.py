@@ -64,7 +64,7 @@ class _OwnReading:
         asked = [[("user", s.text) for s in turn.segments if s.kind == "prompt"] for turn in own.turns]
         return [Speakers([("user", s.text) for s in own.prompt], asked, [True] * len(asked))]
 
-    def purified(self, results: Sequence[RepairResult]) -> Json:
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
         return to_dict(results[0].trajectory)
 
     def pairs(self, results: Sequence[RepairResult]) -> Iterator[Pair]:

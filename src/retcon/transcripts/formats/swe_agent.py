@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from retcon.purify.offline import RepairResult
-from retcon.purify.words import rewritten
+from retcon.purify.words import rewrite
 from retcon.transcripts.items import speaker_of, text_of
 from retcon.transcripts.itemwise import WORDS, Item, ItemList, ItemwiseReading, Steps, beside_words, string
 from retcon.transcripts.pieces import Call, ToolOutput
@@ -68,8 +68,8 @@ def _action(item: Item) -> str:
 
 
 class _SweReading(ItemwiseReading):
-    def purified(self, results: Sequence[RepairResult]) -> Json:
-        new = super().purified(results)
+    def with_repairs(self, results: Sequence[RepairResult]) -> Json:
+        new = super().with_repairs(results)
         if not isinstance(new, dict) or not isinstance(history := new.get("history"), list):
             return new
         pieces = self.readings[0].spliced(results[0])
@@ -92,7 +92,7 @@ def _with_words_of(message: Json, step: Item, before: Item) -> Json:
     if isinstance(message, dict) and "thought" in message:
         return with_thought(message, string(step.get("thought")))
     old = string(before.get("response"))
-    return rewritten(message, old, string(step.get("response"))) if old else message
+    return rewrite(message, old, string(step.get("response"))) if old else message
 
 
 def _with_thinking_of(message: Json, reworded: Json) -> Json:

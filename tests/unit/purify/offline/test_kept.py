@@ -12,7 +12,7 @@ import pytest
 from foreign import FAILED, FIXED, FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Segment
 from retcon.purify.offline import UNFIT, Repairer, RepairResult
-from retcon.purify.words import rewritten
+from retcon.purify.words import rewrite
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
 
@@ -219,7 +219,7 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
     assert found is not None
     reading = found.read(record, "t")
     results = [Repairer(state="ignore" if shell else "check")(trajectory) for trajectory in reading.trajectories]
-    new = reading.purified(results)
+    new = reading.with_repairs(results)
     out = msgspec.json.encode(new).decode()
     assert results[0].splices
     assert "ixed" not in out
@@ -266,7 +266,7 @@ def test_words_in_several_parts_are_cut_and_other_parts_stay(name: str, words: s
     reading = found.read(record, "t")
     (result,) = map(Repairer(), reading.trajectories)
     assert [cut.rule for cut in result.cuts] == ["error"]
-    new: Any = reading.purified([result])
+    new: Any = reading.with_repairs([result])
     out = msgspec.json.encode(new).decode()
     assert "That error" not in out
     assert '{"type":"image","source":"x"}' in out
@@ -281,7 +281,7 @@ def test_a_comment_in_a_program_of_several_blocks_is_not_cut() -> None:
 def test_a_program_is_written_anew_at_any_depth_of_json() -> None:
     old, new = 'a = "é"\nb', 'a = "é"'
     deep = msgspec.json.encode({"code": msgspec.json.encode({"code": old}).decode()}).decode()
-    assert rewritten({"x": [old, 1, deep]}, old, new) == {
+    assert rewrite({"x": [old, 1, deep]}, old, new) == {
         "x": [new, 1, msgspec.json.encode({"code": msgspec.json.encode({"code": new}).decode()}).decode()]
     }
 
@@ -317,7 +317,7 @@ def test_reasoning_beside_the_content_is_read_and_cut_as_content_is(field: str) 
     assert found is not None
     reading = found.read(record, "t")
     (result,) = map(Repairer(), reading.trajectories)
-    new: Any = reading.purified([result])["messages"]  # type: ignore[index,call-overload]
+    new: Any = reading.with_repairs([result])["messages"]  # type: ignore[index,call-overload]
     assert [m[field] for m in new if field in m] == ["The root is what they want to have.", "Twice the root is next."]
     assert [m["content"] for m in new if m["role"] == "assistant"][:2] == [
         "We take the root of it.",
@@ -336,7 +336,7 @@ def test_a_record_whose_reasoning_stays_is_not_touched() -> None:
     found = Detector().format_of(record)
     assert found is not None
     reading = found.read(record, "t")
-    assert reading.purified([Repairer()(t) for t in reading.trajectories]) == record
+    assert reading.with_repairs([Repairer()(t) for t in reading.trajectories]) == record
 
 
 @pytest.mark.parametrize("name", ["langchain", "langchain_flat", "langchain_dumpd"])
@@ -352,7 +352,7 @@ def test_blocks_that_repeat_a_call_of_langchain_are_those_of_the_fix(name: str) 
     assert found is not None
     reading = found.read(record, "t")
     (result,) = map(Repairer(), reading.trajectories)
-    out = msgspec.json.encode(reading.purified([result])).decode()
+    out = msgspec.json.encode(reading.with_repairs([result])).decode()
     assert [s.shallow for s in result.splices] == [True]
     assert "sqroot" not in out
     assert "Fixed" not in out
@@ -370,6 +370,6 @@ def test_a_comment_is_cut_whatever_escapes_the_program_is_written_with(name: str
     reading = found.read(value, "t")
     (result,) = map(Repairer(), reading.trajectories)
     assert result.splices
-    new = reading.purified([result])
+    new = reading.with_repairs([result])
     assert "Fixed" not in msgspec.json.encode(new).decode()
     assert [c.code for t in found.read(new, "t").trajectories for turn in t.turns for c in turn.calls] == [FIXED]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from retcon.purify.programs import parse
-from retcon.purify.words import decimals, mentions, programs, rewritten_text, tokens
+from retcon.purify.words import decimals, mentions, programs, rewrite_text, tokens
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_names_and_numbers_are_told_apart_by_their_length_and_their_point() -> N
     ],
 )
 def test_a_program_is_written_anew_as_it_stands_there(text: str, anew: str) -> None:
-    assert rewritten_text(text, "é = 1 < 2\nx", "y") == anew
+    assert rewrite_text(text, "é = 1 < 2\nx", "y") == anew
 
 
 def test_programs_are_read_to_100_levels_and_numbers_to_14000_bits() -> None:

@@ -11,7 +11,7 @@ from foreign import FORMATS, Step, answer, fails, user, works
 from retcon.core.types import Observation, RepairRecord, Segment, ToolCall, Turn
 from retcon.purify.kept import Edit, apply_edits
 from retcon.purify.offline import REASONS, Repairer, RepairResult
-from retcon.purify.words import names_of, rewritten
+from retcon.purify.words import names_of, rewrite
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.formats.notations import MINT
 from retcon.transcripts.purifier import purify_transcript
@@ -270,7 +270,7 @@ def test_an_edit_of_words_and_program_moves_the_call_and_leaves_what_was_said_to
     ],
 )
 def test_a_program_in_escapes_is_found_in_text_around_it(text: str, new: str | None) -> None:
-    made = rewritten(text, "a#b\ny" if "\n" in text else "a#b", "c")
+    made = rewrite(text, "a#b\ny" if "\n" in text else "a#b", "c")
     assert isinstance(made, str)
     if new is not None:
         assert made == text.partition("{")[0] + '{"code": ' + new + "}"

@@ -6,20 +6,20 @@ import pytest
 
 from retcon.purify.words import (
     can_cut,
+    cut_spans,
+    find_comment_references,
+    find_references,
     gives_up_plan,
-    referring,
-    referring_comments,
     says_something,
     sentences,
     spans,
     takes_back,
-    without,
     without_comments,
 )
 
 
 def kept(text: str) -> str:
-    return without(text, spans(text, referring(text, "fix")))
+    return cut_spans(text, spans(text, find_references(text, "fix")))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def kept(text: str) -> str:
     ],
 )
 def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
-    assert [one.rule for one in referring(sentence, "fix")] == [rule]
+    assert [one.rule for one in find_references(sentence, "fix")] == [rule]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
     ],
 )
 def test_a_sentence_about_the_task_does_not(sentence: str) -> None:
-    assert referring(sentence, "later") == []
+    assert find_references(sentence, "later") == []
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_a_sentence_about_the_task_does_not(sentence: str) -> None:
     ],
 )
 def test_right_after_a_failure_too(sentence: str) -> None:
-    assert referring(sentence, "fix") == []
+    assert find_references(sentence, "fix") == []
 
 
 def test_thanks_for_patience_are_an_apology() -> None:
     text = "Thank you for your patience. The sum is 10."
-    assert [(one.start, one.rule) for one in referring(text, "later")] == [(0, "apology")]
+    assert [(one.start, one.rule) for one in find_references(text, "later")] == [(0, "apology")]
 
 
 def test_only_the_sentences_that_refer_are_cut_and_what_leans_on_them() -> None:
@@ -113,11 +113,11 @@ def test_a_pronoun_whose_noun_was_cut_leans_on_it() -> None:
 
 def test_where_what_comes_before_is_gone_the_first_sentence_may_lean_too() -> None:
     text = "Let us import it by name. Then we take the root."
-    assert [text[one.start : one.end] for one in referring(text, "fix", first="leans")] == [
+    assert [text[one.start : one.end] for one in find_references(text, "fix", first="leans")] == [
         "Let us import it by name.",
         "Then we take the root.",
     ]
-    assert referring("We take the root.", "fix", first="leans") == []
+    assert find_references("We take the root.", "fix", first="leans") == []
 
 
 def test_sentences_end_where_they_end() -> None:
@@ -162,7 +162,7 @@ def test_sentences_end_where_they_end() -> None:
     ],
 )
 def test_what_cannot_be_cut(text: str) -> None:
-    assert not can_cut(text, referring(text, "fix"))
+    assert not can_cut(text, find_references(text, "fix"))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_what_cannot_be_cut(text: str) -> None:
     ],
 )
 def test_what_can_be_cut(text: str) -> None:
-    cuts = referring(text, "fix")
+    cuts = find_references(text, "fix")
     assert cuts
     assert can_cut(text, cuts)
 
@@ -186,8 +186,8 @@ def test_three_words_say_something() -> None:
 
 
 def test_who_speaks_is_no_sentence_to_lean_on() -> None:
-    assert [one.rule for one in referring("Thought: Sorry for that.", "fix")] == ["apology"]
-    assert referring("\n\nLet us import it by name.", "fix", first="leans") == []
+    assert [one.rule for one in find_references("Thought: Sorry for that.", "fix")] == ["apology"]
+    assert find_references("\n\nLet us import it by name.", "fix", first="leans") == []
 
 
 def test_tags_that_nothing_is_left_between_go_too() -> None:
@@ -201,7 +201,7 @@ def test_tags_that_nothing_is_left_between_go_too() -> None:
 
 def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
     code = "# Since sympy is not available,\n# go by hand\nx = 1  # fixed\ny = '# error'  # the sum"
-    assert without_comments(code, referring_comments(code, "fix")) == "x = 1\ny = '# error'  # the sum"
+    assert without_comments(code, find_comment_references(code, "fix")) == "x = 1\ny = '# error'  # the sum"
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
     ],
 )
 def test_a_program_keeps_its_shape_and_the_comments_that_explain_it(code: str, left: str) -> None:
-    assert without_comments(code, referring_comments(code, "fix")) == left
+    assert without_comments(code, find_comment_references(code, "fix")) == left
 
 
 def test_what_a_text_is_asked_about_is_found_in_its_words_alone() -> None:
@@ -235,8 +235,8 @@ def test_what_a_text_is_asked_about_is_found_in_its_words_alone() -> None:
 
 def test_of_an_output_that_is_described_a_rule_can_be_left_out() -> None:
     said = "It seems that x has no value. Sorry."
-    assert [one.rule for one in referring(said, "fix")] == ["seen", "apology"]
-    assert [one.rule for one in referring(said, "fix", but="seen")] == ["apology"]
+    assert [one.rule for one in find_references(said, "fix")] == ["seen", "apology"]
+    assert [one.rule for one in find_references(said, "fix", but="seen")] == ["apology"]
 
 
 def test_a_letter_that_stands_between_two_cuts_stays() -> None:
