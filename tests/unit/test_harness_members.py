@@ -15,7 +15,7 @@ from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import HarnessResult, RolloutContext
 from retcon.rollout.group import rollout_group
@@ -55,7 +55,7 @@ def made(where: RolloutContext, grade: Grading, count: int = 1) -> list[Trajecto
 def test_a_loop_is_given_the_task_and_what_names_and_seeds_the_rollout() -> None:
     loop = Loop(reward=1.0)
     where = context(loop, repair=Saar(), probability=0.5, model="m")
-    armed = [purified(0.5, 5, 2, "t", n) for n in range(6)]
+    armed = [is_purified(0.5, 5, 2, "t", n) for n in range(6)]
     assert set(armed) == {True, False}
     made(where, lambda _, trajectory: trajectory, count=6)
     assert loop.given == [

@@ -193,8 +193,8 @@ READERS: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
          "<tool_call></tool_call>\nuser\n<tool_response></tool_response>a\nassistant\n"),
     ),
     "transcripts.told": (
-        lambda text: (VERL.cut_told(f"<tool_response>{text}"), Markdown().cut_told(f"<output>{text}"),
-                      RETOOL.cut_told(f"<interpreter>{text}"), EXECUTE.cut_told(f"Observation:{text}")),
+        lambda text: (VERL.cut_user_message(f"<tool_response>{text}"), Markdown().cut_user_message(f"<output>{text}"),
+                      RETOOL.cut_user_message(f"<interpreter>{text}"), EXECUTE.cut_user_message(f"Observation:{text}")),
         ("<tool_response>", "</tool_response>", "<tool_response></tool_response>a", "\n```", "</output>", "\nExpert",
          "\nYou have 3 steps left", "\nYou should take the last step", "</interpreter>", " ", "\n"),
     ),

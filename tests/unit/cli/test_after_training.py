@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.arguments import Interrupted, describe_kept, interruptible, print_trained
-from retcon.transcripts.items import renewed
+from retcon.transcripts.items import renew_record
 
 
 def test_what_to_run_next_names_the_recipe_and_its_changes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,4 +26,4 @@ def test_ctrl_c_promises_nothing_of_a_run_that_was_not_begun(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["rollout_routed_experts", "teacher_log_probs", "mopd_teacher_log_probs"])
 def test_what_was_worked_out_of_the_tokens_is_emptied(name: str) -> None:
     record = {"messages": [], name: [1.0], "other": [2.0]}
-    assert renewed(record, ["messages"], []) == {"messages": [], name: [], "other": [2.0]}
+    assert renew_record(record, ["messages"], []) == {"messages": [], name: [], "other": [2.0]}

@@ -20,7 +20,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.types import Turn, history_ids, to_sample
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -329,7 +329,7 @@ def test_25_p_0_is_as_if_off_and_p_0_7_is_reproducible():
     mixed, asked = group(Saar(), 0.7)
     assert (mixed, asked) == group(Saar(), 0.7)
     repaired = [t.turns[0].repair is not None for t in mixed]
-    assert repaired == [purified(0.7, 5, 2, "t", n) for n in range(60)]
+    assert repaired == [is_purified(0.7, 5, 2, "t", n) for n in range(60)]
     assert 30 < sum(repaired) < 54
 
 

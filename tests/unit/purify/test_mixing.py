@@ -56,8 +56,8 @@ def test_a_schedule_in_pieces_may_jump():
 
 def test_the_draw_at_a_step_hangs_on_its_p_alone():
     falling = linear(1.0, 0.0, 11)
-    drawn = [[is_purified(falling.at(step), 1, step, "p", n) for n in range(400)] for step in (1, 6, 11)]
-    shares = [sum(one) / 400 for one in drawn]
+    draws = [[is_purified(falling.at(step), 1, step, "p", n) for n in range(400)] for step in (1, 6, 11)]
+    shares = [sum(one) / 400 for one in draws]
     assert (shares[0], shares[2]) == (1.0, 0.0)
     assert 0.42 < shares[1] < 0.58
     assert drawn(falling.at(6), step=6) == drawn(0.5, step=6)

@@ -22,7 +22,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
 from retcon.rollout.context import RolloutContext
@@ -382,11 +382,11 @@ def test_an_error_closes_the_tools_of_branches_too_that_it_meets_before_they_hav
 def test_whether_it_is_purified_is_drawn_for_a_tree(measures: bool):
     group = grow(At(start=3, turn=None, measures=measures), 24, repair=Saar(), probability=0.5).group
     whole = {t.id: t.provenance.purified for t in group}
-    assert [purified(0.5, 0, 1, TASK.id, n) for n in range(3)] == [t.provenance.purified for t in group[:3]]
+    assert [is_purified(0.5, 0, 1, TASK.id, n) for n in range(3)] == [t.provenance.purified for t in group[:3]]
     assert [t.provenance.purified for t in group] == [whole[t.branch.root if t.branch else t.id] for t in group]
     assert len({whole[t.branch.root] for t in group if t.branch}) == 2, "some are and some are not"
     filled = grow(At(start=2, turn=99), 16, repair=Saar(), probability=0.5).group
-    assert [t.provenance.purified for t in filled] == [purified(0.5, 0, 1, TASK.id, n) for n in range(16)]
+    assert [t.provenance.purified for t in filled] == [is_purified(0.5, 0, 1, TASK.id, n) for n in range(16)]
 
 
 def test_a_tree_is_purified_as_a_whole():

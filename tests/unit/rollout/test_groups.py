@@ -17,7 +17,7 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, history_ids
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext
 from retcon.rollout.group import rollout_group
@@ -83,8 +83,8 @@ def test_rollouts_of_a_task_that_are_made_in_two_groups_are_those_of_one(branche
     assert [t.provenance.index for t in group] == list(range(5, 11))
     assert [t.provenance.seed for t in group] == [derive("rollout", 5, 2, "t", n) for n in range(5, 11)]
     roots = [int((t.branch.root if t.branch else t.id).rpartition("/")[2]) for t in group]
-    assert [t.provenance.purified for t in group] == [purified(0.5, 5, 2, "t", root) for root in roots]
-    assert purified(0.5, 5, 2, "t", 0) != purified(0.5, 5, 2, "t", 5), "the draw is of its index in the whole"
+    assert [t.provenance.purified for t in group] == [is_purified(0.5, 5, 2, "t", root) for root in roots]
+    assert is_purified(0.5, 5, 2, "t", 0) != is_purified(0.5, 5, 2, "t", 5), "the draw is of its index in the whole"
     assert {root for root in roots if branches} <= {5, 6}
     if not branches:
         assert group == grown(replace(where, engine=context().engine), count=11)[5:]

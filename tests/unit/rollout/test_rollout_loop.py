@@ -14,7 +14,7 @@ from retcon.core.errors import EngineError
 from retcon.core.types import Segment, Trajectory, Turn, history_ids, to_sample
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation
-from retcon.purify.mixing import purified
+from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.group import rollout_group, rollout_groups
@@ -320,7 +320,7 @@ def test_a_group_is_rolled_out_at_once_and_graded_in_order():
     group = asyncio.run(rollout_group(TASK, **settings))
     assert [t.id for t in group] == [f"t/2/{n}" for n in range(6)]
     assert [t.reward for t in group] == [0, 1, 0, 1, None, 1]
-    assert [t.provenance.purified for t in group] == [purified(0.5, 5, 2, "t", n) for n in range(6)]
+    assert [t.provenance.purified for t in group] == [is_purified(0.5, 5, 2, "t", n) for n in range(6)]
     assert {t.provenance.purified for t in group} == {True, False}
     assert len({t.provenance.seed for t in group}) == 6
     assert [name for name, _ in engine.seen[:6]] == [t.id for t in group]  # none waits for another

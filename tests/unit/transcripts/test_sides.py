@@ -9,7 +9,7 @@ import pytest
 from foreign import FORMATS, Step, fails, user, works
 from retcon.purify.offline import Repairer
 from retcon.transcripts.detector import Detector
-from retcon.transcripts.formats.messages import pieces_of, rebuilt
+from retcon.transcripts.formats.messages import pieces_of, rebuild
 from retcon.transcripts.pieces import Piece, PieceReading, awaits_output
 
 
@@ -47,7 +47,7 @@ def test_each_item_is_put_together_as_often_however_many_repairs_there_are() -> 
         def counted(item: Any, pieces: Any) -> Any:
             nonlocal made
             made += 1
-            return rebuilt(item, pieces)
+            return rebuild(item, pieces)
 
         items: Any = FORMATS["messages"](steps(repairs))["messages"]
         pieces: list[Piece] = []
