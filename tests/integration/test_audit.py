@@ -50,7 +50,7 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     audit(str(start), words, prompts=1, calls=3, replays=2, out=out)
     assert read_audit(out / "result.json") == found
     assert {file: file.stat().st_mtime_ns for file in out.rglob("*.jsonl")} == stamps
-    with pytest.raises(CheckpointError, match="holds an audit of other things"):
+    with pytest.raises(CheckpointError, match="holds another audit"):
         audit(str(start), words, prompts=1, calls=3, replays=3, out=out)
     tasks.write_text(json.dumps({"id": "0", "question": "go", "answer": "2"}) + "\n")
     with pytest.raises(CheckpointError, match=r"audit\.problems was"):  # the same file, another answer in it
@@ -79,7 +79,7 @@ def test_settings_that_cannot_work_leave_the_folder_to_those_that_do(tmp_path: P
         audit(str(base), [*words, *scripted], prompts=1, calls=1, replays=1, out=out)
     assert (out / "audit.json").exists()
     tasks.write_text("".join(json.dumps({"id": n, "question": f"go {n}", "answer": "1"}) + "\n" for n in "01"))
-    with pytest.raises(RecipeError, match=r"^of 16 rollouts none has a failed call"):
+    with pytest.raises(RecipeError, match=r"^of 16 rollouts, none has a failed call"):
         audit(str(base), [*words, *scripted], prompts=2, calls=1, replays=1, out=tmp_path / "more")
 
 
@@ -99,5 +99,5 @@ def test_another_system_prompt_of_a_custom_class_is_noticed(tmp_path: Path, monk
         with pytest.raises(RecipeError, match="none has a failed call"):
             audit(str(base), own, prompts=1, calls=1, replays=1, out=out)
     monkeypatch.setattr(Own, "system", "Guess.")
-    with pytest.raises(CheckpointError, match=r"audit of other things: audit\.system prompts was .*: choose another"):
+    with pytest.raises(CheckpointError, match=r"another audit: audit\.system prompts was .*: choose another"):
         audit(str(base), own, prompts=1, calls=1, replays=1, out=out)

@@ -256,7 +256,7 @@ def test_what_is_of_no_report_is_not_replaced(tmp_path: Path, name: str, content
     out.mkdir(exist_ok=True)
     (out / name).write_text(content)
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    with pytest.raises(RecordError, match=f"{name} is there already, and .*: choose another --out"):
+    with pytest.raises(RecordError, match=f"{name} exists and .*: choose another --out"):
         report(*runs, "--out", out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 
@@ -270,7 +270,7 @@ def test_what_a_report_wrote_is_replaced_until_somebody_changes_it(tmp_path: Pat
     assert load_recipe(out / "recipe.toml").rl.steps == 4
     changed = (out / "recipe.toml").read_text().replace("steps = 4", "steps = 5")
     (out / "recipe.toml").write_text(changed)
-    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
+    with pytest.raises(RecordError, match=r"recipe\.toml exists and was not written"):
         report(later, "--out", out)
     assert (out / "recipe.toml").read_text() == changed
 
@@ -289,7 +289,7 @@ def test_a_page_of_an_earlier_version_is_replaced_and_a_recipe_that_says_the_sam
     assert load_recipe(out / "recipe.toml").rl.steps == 3
     noted = before.replace("steps = 9", "steps = 9  # enough, as I found", 1)
     (out / "recipe.toml").write_text(noted)
-    with pytest.raises(RecordError, match=r"recipe\.toml is there already"):
+    with pytest.raises(RecordError, match=r"recipe\.toml exists and was not written"):
         report(own, "--out", out)
     assert (out / "recipe.toml").read_text() == noted, "somebody's own words"
 
@@ -298,7 +298,7 @@ def test_a_picture_that_no_report_drew_is_not_replaced(tmp_path: Path) -> None:
     own, out = learning(tmp_path / "own"), tmp_path / "mine"
     draw(Curve("reward", "reward", "Mine", "x"), {"x": np.array([[1.0, 2.0]])}, ["x"], out_of(out))
     before = {file.name: file.read_bytes() for file in out.iterdir()}
-    with pytest.raises(RecordError, match=r"reward\.png is there already, and .*: choose another --out"):
+    with pytest.raises(RecordError, match=r"reward\.png exists and .*: choose another --out"):
         report(own, "--out", out)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
 

@@ -200,7 +200,7 @@ def test_the_reward_is_shaped_while_it_trains() -> None:
 
 def test_void_turns_of_prompts_that_nobody_grades_are_not_known(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", positions=1024)
-    said = r"rl\.void_turns = 'mask' goes by what the grader reads as an answer"
+    said = r"rl\.void_turns = 'mask' needs the grader's reading of the answer"
     masking = Rollouts("quickstart/baseline", ["rl.void_turns=mask"], model=base)
     with masking as rollouts, pytest.raises(RecipeError, match=said):
         rollouts._task("Who?", None)

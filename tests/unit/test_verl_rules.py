@@ -127,7 +127,7 @@ def test_a_selection_needs_its_sampler() -> None:
 
 def test_the_section_names_a_recipe() -> None:
     assert recipe_of({"recipe": "cleaner-4b", "overrides": ["rl.group=4"]}).rl.group == 4
-    for section, says in (({}, "names no recipe"), ({"recipe": "cleaner-4b", "override": []}, "retcon.override is no")):
+    for section, says in (({}, "names no recipe"), ({"recipe": "cleaner-4b", "override": []}, "unknown key retcon")):
         with pytest.raises(RecipeError, match=says):
             recipe_of(section)
 

@@ -155,7 +155,7 @@ def check_single(flag: str, given: Sequence[Path]) -> None:
 def check_number(value: float | None) -> float | None:
     """Refuse NaN, which passes every bound; a callback of options. Raises typer.BadParameter."""
     if value is not None and math.isnan(value):
-        raise typer.BadParameter(f"{value} is no number")
+        raise typer.BadParameter(f"{value} is not a number")
     return value
 
 

@@ -137,7 +137,7 @@ def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
         for key, plain, instead in CONDITIONS:
             if (value := getattr(arm.settings.evaluate, key)) != plain:
                 raise RecipeError(
-                    f"{arm.recipe}: evaluate.{key} = {value!r}, but {instead}, whatever a recipe says. Leave the key "
+                    f"{arm.recipe}: evaluate.{key} = {value!r}, but {instead}. Leave the key "
                     f"out, or set evaluate.{key}={plain} on the command line"
                 )
         for other in arms[:number]:
@@ -238,7 +238,7 @@ def match_budgets(arms: Sequence[Arm], match: Match) -> list[Arm]:
             raise RecipeError(
                 f"--match {match}: {first.recipe} has {total} {match}, and {arm.recipe} has "
                 f"{_of_a_step(last.recipe.rl, match)} a step{rest}, which does not divide that evenly: change "
-                "rl.steps, or what a step has"
+                "rl.steps, or the size of a step"
             )
         matched.append(_set_steps(arm, last.before + own))
     return matched

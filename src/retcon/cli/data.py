@@ -278,10 +278,10 @@ def export(
     if verl.suffix != ".parquet":
         raise RecipeError(f"--verl {verl}: verl reads Parquet; end the name in .parquet")
     if bool(files) == bool(recipe):
-        raise RecipeError("name files of tasks, or a recipe that has some (--recipe): one of the two")
+        raise RecipeError("give either files of tasks or a recipe with tasks (--recipe)")
     if stage and (evaluation or not recipe):
         whose = "evaluations are of a recipe without its stages" if evaluation else "name it by --recipe"
-        raise RecipeError(f"--stage {stage}: it is of a recipe, and says what is trained on; {whose}")
+        raise RecipeError(f"--stage {stage}: a stage selects training tasks of a recipe; {whose}")
     tasks: TaskSet
     select, own_seed = None, 0
     others: list[str] = []
@@ -339,7 +339,7 @@ def _check_no_file_options(options: Mapping[str, object]) -> None:
     keys = {"--share": "evaluation_share", "--column": "columns"}
     if option := next((name for name, value in options.items() if value), None):
         key = keys.get(option, option.removeprefix("--"))
-        raise RecipeError(f"{option} is of files, and the tasks are those of a recipe: set task.{key} in it")
+        raise RecipeError(f"{option} is for files, and the tasks are a recipe's: set task.{key} in the recipe")
 
 
 def _check_not_input(verl: Path, settings: object) -> None:
@@ -362,13 +362,13 @@ def _draw_tasks(
     held_out, ends = count, isinstance(tasks, DataTasks) and tasks.ends
     if count is None:
         if not (isinstance(tasks, DataTasks) and ends):
-            raise RecipeError(f"--count: {tasks.name} makes its tasks as they are drawn, without an end; say how many")
+            raise RecipeError(f"--count is missing: {tasks.name} is endless; give the number of tasks")
         held_out = len(tasks.held_out)
     if evaluation:
         problems = tasks.evaluation(held_out or 0, seed)
         if not problems:
             raise RecipeError(
-                f"--evaluation: nothing of {tasks.name} is held out: --share says of files how much is, in a recipe "
+                f"--evaluation: nothing of {tasks.name} is held out: set --share for files, or in a recipe "
                 "task.evaluation_share, task.evaluation_path or task.evaluation_split"
             )
         return iter(problems)

@@ -39,7 +39,7 @@ def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, c
     if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
         return
     raise RecipeError(
-        f"{file} is not there{nearest_path(file)}: name one that is. `{command}` makes demonstrations, and so "
+        f"{file} is not there{nearest_path(file)}: give an existing file. `{command}` makes demonstrations, and so "
         f"does this command where [demos] is set, as with demos.kind={recipe.demos.kind}"
     )
 

@@ -75,7 +75,7 @@ def plan_rl(
 def _plan_unfetched(recipe: Recipe, name: str, out: Path, gpus: Speed | None) -> None:
     """By the model's published sizes, without weights and data. Raises RecipeError where lengths follow prompts."""
     if "rollout.max_tokens" in open_keys(recipe):
-        raise RecipeError("rollout.max_tokens follows the prompts and the model, which are not here: set it")
+        raise RecipeError("rollout.max_tokens depends on the prompts and the model, which are not here: set it")
     show, stages = plain_console(), stages_of(recipe)
     reference = any(stage.recipe.rl.kl for stage in stages)
     with published(name) as folder:
@@ -131,7 +131,7 @@ def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     folder = model_folder(recipe.model.path)
     if not demonstrations.exists():
         raise RecipeError(
-            f"{demonstrations} is not there: the plan is of the demonstrations to learn from, which the command itself "
+            f"{demonstrations} is not there: --dry-run needs the demonstrations, which the command itself "
             "writes where it can; give some with --demonstrations"
         )
     samples = read_samples(

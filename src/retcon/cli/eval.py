@@ -323,7 +323,7 @@ def sort_words(words: Sequence[str]) -> EvalWords:
             hint = nearest(word, BENCHMARKS.names)
             if not hint:
                 find_recipe(word)
-            raise RecipeError(f"'{word}'{hint} is no benchmark (`retcon benchmarks` lists them), model or recipe")
+            raise RecipeError(f"'{word}'{hint} is not a benchmark (`retcon benchmarks` lists them), model or recipe")
     if len(recipes) > 1:
         raise RecipeError(f"an evaluation has one recipe, and {' and '.join(recipes)} are two: leave one out")
     return EvalWords(tuple(benchmarks), tuple(models), recipes[0] if recipes else None, tuple(overrides))

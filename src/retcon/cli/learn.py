@@ -216,7 +216,7 @@ def _beside(out: Path) -> Path:
     """DIR-demonstrations.jsonl. Raises BadParameter for a folder without a name."""
     folder = out if out.name not in ("", "..") else out.resolve()
     if not folder.name:
-        raise typer.BadParameter(f"{out} has no name for demonstrations to be called by", param_hint="--out")
+        raise typer.BadParameter(f"{out} has no name to derive the demonstrations' from", param_hint="--out")
     return folder.with_name(f"{folder.name}-demonstrations.jsonl")
 
 

@@ -169,7 +169,7 @@ def _bounds(option: str, text: str) -> tuple[int, int] | None:
     from retcon.store.index import parse_range
 
     if text and parse_range(text) is None:
-        raise typer.BadParameter(f"{text} is no number, nor two such as 30-39", param_hint=option)
+        raise typer.BadParameter(f"{text} is not a number or a range such as 30-39", param_hint=option)
     return parse_range(text)
 
 
@@ -181,7 +181,7 @@ def _change(root: Path, id: str, redact: str) -> str:
     index.update()
     number = index.number_of(id)
     if number is None:
-        raise RecordError(f"{root}: no trajectory '{id}', or several begin so; `retcon show {root}` lists all")
+        raise RecordError(f"{root}: no trajectory '{id}', or several match; `retcon show {root}` lists all")
     if not redact:
         index.delete(number)
         return f"{id}: deleted"
@@ -204,7 +204,7 @@ def _in_folder(folder: Path, id: str | None) -> Trajectory:
     else:
         number = index.number_of(id)
         if number is None:
-            raise RecordError(f"{folder}: no trajectory '{id}', or several begin so; `retcon show {folder}` lists all")
+            raise RecordError(f"{folder}: no trajectory '{id}', or several match; `retcon show {folder}` lists all")
     return read_line(index.line(number), str(folder))
 
 
@@ -318,7 +318,7 @@ def report(
     recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
     repeated = {run.name: _repeat_commands(run, recipes[run.name]) for run in viewed}
     if os.path.lexists(out / PAGE) and not is_runs_page(out / PAGE):
-        raise RecordError(f"{out / PAGE} is there already, and no page of `retcon report`: choose another --out")
+        raise RecordError(f"{out / PAGE} exists and is not a page of `retcon report`: choose another --out")
     # Checks come before anything is written.
     written = {
         file: _with_checksum(recipe_to_toml(recipe))
@@ -405,7 +405,7 @@ def _needs_writing(file: Path, recipe: Recipe) -> bool:
                 return False
             if text == recipe_to_toml(there):  # as earlier versions wrote it
                 return True
-    raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+    raise RecordError(f"{file} exists and was not written by a report: choose another --out")
 
 
 def _repeat_commands(run: RunSummary, file: Path) -> tuple[Recipe | None, list[str]]:

@@ -474,7 +474,7 @@ def run_audit(
     purifying.task.check_rollouts(purifying)
     if job.recipe.rollout.harness:
         raise RecipeError(
-            "rollout.harness: an audit goes back to the state before a failed call, and a harness's is its own: leave "
+            "rollout.harness: an audit rolls back to the state before a failed call, which a harness cannot: leave "
             "it out"
         )
     family = build_tasks(job.recipe, job.checkpoint)
@@ -545,7 +545,7 @@ async def audit(
     found = failed_calls(raw, purified, partial(job.credit, recipe), max_turns=recipe.rollout.max_turns)
     if not found:
         raise RecipeError(
-            f"of {len(made)} rollouts none has a failed call that anything follows: there is nothing to replay; with "
+            f"of {len(made)} rollouts, none has a failed call before its last turn: nothing to replay; with "
             "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
     calls = sample_calls(found, size.calls, seed=seed)
@@ -565,7 +565,7 @@ def _with_saar(recipe: Recipe) -> Recipe:
 def _check_no_environment(recipe: Recipe, tools: Iterable[AnyTool]) -> None:
     """Raise RecipeError where tools begin with a task: they share a state."""
     if any(isinstance(tool, TaskTool) for tool in tools):
-        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state that calls have left an environment in cannot "
+        raise RecipeError(f"task.kind = '{recipe.task.kind}': the state of an environment after calls cannot "
                           "be rebuilt for replays, one tool after the other")  # fmt: skip
 
 
@@ -632,7 +632,7 @@ def _claim_dir(job: AuditJob, model: str, tasks: Sequence[Task], system: str | N
     file = job.out / ABOUT
     if not (file.exists() and (job.out / RAW).exists()):
         if job.out.exists() and (not job.out.is_dir() or any(map(_is_foreign, job.out.iterdir()))):
-            raise CheckpointError(f"{job.out} is there, and no folder of an audit: choose another --out")
+            raise CheckpointError(f"{job.out} exists and is not an audit's folder: choose another --out")
         try:
             job.out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -645,5 +645,5 @@ def _claim_dir(job: AuditJob, model: str, tasks: Sequence[Task], system: str | N
     there["audit"] = {**asked, **there.get("audit", {})}  # earlier versions did not record them
     then = {**as_now(there, job.recipe), "evaluate": there.get("evaluate", {})}  # an audit uses only its seed
     if changed := list(differing(then, about)):
-        raise CheckpointError(f"{job.out} holds an audit of other things: {'; '.join(changed)}: choose another --out")
+        raise CheckpointError(f"{job.out} holds another audit: {'; '.join(changed)}: choose another --out")
     return about

@@ -189,7 +189,7 @@ def evaluations_in(folder: Path) -> dict[str, Path]:
         else {str(path.parent.relative_to(folder)): path for path in sorted(folder.rglob("result.json"))}
     )
     if not found:
-        raise CheckpointError(f"{folder}: no evaluation's result.json is in it; `retcon eval` makes one")
+        raise CheckpointError(f"{folder} has no evaluation's result.json; `retcon eval` makes one")
     return found
 
 
@@ -204,7 +204,7 @@ def compare_evaluations(first: Path, second: Path, price: tuple[float, float] | 
     else:
         pairs = [(name, path, theirs[name]) for name, path in ours.items() if name in theirs]
     if not pairs:
-        raise CheckpointError(f"{first} has {', '.join(ours)}, and {second} {', '.join(theirs)}: none of one name")
+        raise CheckpointError(f"{first} has {', '.join(ours)}, and {second} {', '.join(theirs)}: no name is in both")
     for name, a, b in pairs:
         one, other = read_result(a), read_result(b)
         shared = [key for key in one.settings if key in other.settings]

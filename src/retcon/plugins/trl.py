@@ -61,7 +61,7 @@ def check_same_sampling(rollout: RolloutSection, args: Any) -> None:
     for key, off in OFF.items():
         if (asked := getattr(args, key, None) or off) not in (off, own := getattr(rollout, key)):
             raise RecipeError(
-                f"GRPOConfig's {key} = {asked}, and the rollouts are sampled with rollout.{key} = {own}: set that"
+                f"GRPOConfig's {key} = {asked}, but the rollouts are sampled with rollout.{key} = {own}: set both alike"
             )
     for key, nothing in UNKNOWN.items():
         if (asked := getattr(args, key, None) or nothing) != nothing:
@@ -83,7 +83,7 @@ def check_turn_ends(chat: Chat, trainer: Any) -> None:
     if end not in known:
         raise RecipeError(
             f"GRPOConfig's mask_truncated_completions = True: turns end with {chat.family.ends[0]!r}, and TRL takes "
-            "what does not end with the model's own end of text for truncated, so all: leave it out, or set "
+            "turns without the model's own end of text as truncated, so all of them: leave it out, or set "
             "rl.truncated=mask in its place"
         )
 
@@ -277,7 +277,7 @@ class Rollouts:
                 section.check(recipe)
         except ValueError as error:
             raise RecipeError(
-                f"{error}; in TRL's trainer a group is what a process has of GRPOConfig's num_generations: raise it"
+                f"{error}; in TRL's trainer a group is a process's share of GRPOConfig's num_generations: raise it"
             ) from error
 
     def _rollouts_to_make(self, count: int, training: bool) -> int:
@@ -334,12 +334,12 @@ class Rollouts:
         graded = f"and a prompt is not a question of the task set {self._tasks.name}: {question[:80]!r}"
         if self.recipe.select.kind != "none":
             raise RecipeError(
-                f"select.kind = '{self.recipe.select.kind}' goes by rewards, {graded}; set select.kind=none, or train "
+                f"select.kind = '{self.recipe.select.kind}' needs rewards, {graded}; set select.kind=none, or train "
                 "on `dataset()`"
             )
         if self.recipe.rl.void_turns == "mask":
             raise RecipeError(
-                f"rl.void_turns = 'mask' goes by what the grader reads as an answer, {graded}; set rl.void_turns=keep, "
+                f"rl.void_turns = 'mask' needs the grader's reading of the answer, {graded}; set rl.void_turns=keep, "
                 "or train on `dataset()`"
             )
         return Task(f"prompt/{derive(question):016x}", question, "")
@@ -401,7 +401,7 @@ def _check_compatible(recipe: Recipe) -> None:
         raise RecipeError("select.dynamic = true: TRL's trainer draws the prompts of a step, and no more in their "
                           "place; set select.dynamic=false")  # fmt: skip
     if recipe.lora.rank:
-        raise RecipeError(f"lora.rank = {recipe.lora.rank}: the model is TRL's to make, and with adapters the rollouts "
+        raise RecipeError(f"lora.rank = {recipe.lora.rank}: TRL makes the model, and with adapters the rollouts "
                           "would need its merged weights; set lora.rank=0")  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class RetconEnvironment(vf.ToolEnv):  # type: ignore[misc]  # verifiers has no t
     ) -> None:
         repair = build_repair(recipe)
         if not (repair is None or isinstance(repair, Saar)):
-            raise RecipeError(f"repair.kind = '{recipe.repair.kind}' is not to be had in messages: none, or saar")
+            raise RecipeError(f"repair.kind = '{recipe.repair.kind}' does not work on messages: set it to none or saar")
         if recipe.rollout.harness:
             raise RecipeError("rollout.harness: in verifiers rollouts are made by its environments: leave it out")
         recipe.task.check_rollouts(recipe)

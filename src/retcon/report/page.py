@@ -229,7 +229,7 @@ def draw_runs(runs: Sequence[RunSummary], out: Path) -> dict[Curve, Path]:
     for file in (out / f"{curve.name}.png" for curve in drawn):
         made_here = file.is_file() and MADE_BY["Software"].encode() in file.read_bytes()[:1000]
         if os.path.lexists(file) and not made_here and not is_runs_page(out / PAGE):
-            raise RecordError(f"{file} is there already, and not as a report wrote it: choose another --out")
+            raise RecordError(f"{file} exists and was not written by a report: choose another --out")
     names, stages = [run.name for run in runs], {run.name: run.stages for run in runs}
     return {curve: draw(curve, series, names, out, stages=stages, about=MADE_BY) for curve, series in drawn.items()}
 
@@ -307,7 +307,7 @@ def _runs_table(runs: Sequence[RunSummary]) -> str:
         ("wall minutes", [_minutes(run.last("wall_s")) for run in runs]),
         ("CPU minutes", [_minutes(run.last("cpu_s")) for run in runs]),
     ]
-    # Below the table, which their length would make wider than a small screen.
+    # Below the table, as their length would make it wider than a small screen.
     places = "<br>".join(escape(f"{run.name}: {place}") for run in runs for place in run.places)
     return f'{_rows(runs, rows)}<p class="soft">{places}</p>'
 

@@ -159,7 +159,7 @@ def view(folder: Path, name: str) -> RunSummary:
         whole = result.whole and all(_is_whole(path, result) for path in begun)
         return RunSummary(folder, name, "eval", result.recipe, None, (), whole, "", (), result, start=result.checkpoint)
     if begun:
-        raise CheckpointError(f"{folder} is an evaluation that has only begun: no figure of it is known yet")
+        raise CheckpointError(f"{folder} is an evaluation that has only begun: it has no figures yet")
     if not folder.is_dir():
         siblings = [p.name for p in folder.parent.iterdir() if p.is_dir()] if folder.parent.is_dir() else []
         raise CheckpointError(f"no run {folder}{nearest(folder.name, siblings)}")

@@ -196,7 +196,7 @@ def _calls(calls: int, failures: int) -> str:
 
 def _prompt(trajectory: Trajectory) -> Iterator[RenderableType]:
     text = "".join(s.text for s in trajectory.prompt)
-    last_end = text.rfind(_CHATML_END) + len(_CHATML_END)  # beyond it every opening would be looked through to the end
+    last_end = text.rfind(_CHATML_END) + len(_CHATML_END)  # after it, each opening would be searched to the end
     messages = _CHATML_TURN.findall(text, 0, last_end) or [("prompt", text)]
     for role, message in messages:
         yield Row(role[:9], plain(message), "cyan")

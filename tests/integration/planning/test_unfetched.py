@@ -108,7 +108,7 @@ def test_every_stage_is_planned() -> None:
     [
         (("grpo",), "deepseek-ai/deepseek-math-7b-instruct cannot be planned: its sizes are not shipped, and"),
         (("cleaner-4b", "--from", "nowhere", "--gpus", "4"), "there is no model nowhere"),
-        ((str(OWN), "--gpus", "1"), "rollout.max_tokens follows the prompts and the model, which are not here: set it"),
+        ((str(OWN), "--gpus", "1"), "rollout.max_tokens depends on the prompts and the model, which are not here"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence(words: tuple[str, ...], says: str) -> None:

@@ -150,9 +150,9 @@ def test_the_tasks_of_a_stage(tmp_path: Path) -> None:
     assert "of the recipe without its stages; --stage writes those of hard" in " ".join(told.split())
     with pytest.raises(RecipeError, match=r"--stage hrd: no stage 'hrd' \(did you mean 'hard'\?\)"):
         export(out, "--recipe", recipe, "--stage", "hrd")
-    with pytest.raises(RecipeError, match=r"--stage hard: .* says what is trained on; evaluations are of a recipe"):
+    with pytest.raises(RecipeError, match=r"--stage hard: .* training tasks of a recipe; evaluations are of a recipe"):
         export(out, "--recipe", recipe, "--stage", "hard", "--evaluation")
-    with pytest.raises(RecipeError, match=r"--stage hard: it is of a recipe"):
+    with pytest.raises(RecipeError, match=r"--stage hard: a stage selects training tasks of a recipe"):
         export(out, path, "--stage", "hard")
 
 
@@ -176,11 +176,11 @@ def test_what_is_read_is_not_written_over(words: tuple[str, ...], tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("numbers",), "--count: numbers makes its tasks as they are drawn"),
-        ((), "one of the two"),
-        (("numbers", "--recipe", "mini/grpo"), "one of the two"),
+        (("numbers",), "--count is missing: numbers is endless"),
+        ((), "give either files of tasks or a recipe"),
+        (("numbers", "--recipe", "mini/grpo"), "give either files of tasks or a recipe"),
         *(
-            (("--recipe", "mini/grpo", "--count", 1, option, value), f"{option} is of files, .* set task.{key} in it")
+            (("--recipe", "mini/grpo", "--count", 1, option, value), f"{option} is for files, .* set task.{key} in")
             for option, value, key in [
                 ("--against", "a.jsonl", "against"),
                 ("--grader", "number", "grader"),

@@ -146,7 +146,7 @@ def test_a_sandbox_is_ended_where_what_is_opened_after_it_fails(monkeypatch: pyt
 
 
 def test_in_verifiers_other_repairs_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="not to be had in messages"):
+    with pytest.raises(RuntimeError, match="does not work on messages"):
         vf.load_environment("retcon.plugins.verifiers", overrides=["repair.kind=describe"])
     with pytest.raises(RuntimeError, match=r"rollout\.harness: in verifiers"):
         vf.load_environment("retcon.plugins.verifiers", overrides=["rollout.harness=my_agent:solve"])

@@ -24,7 +24,7 @@ def test_benchmarks_models_a_recipe_and_changes_are_told_apart(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["aime23"], r"'aime23' \(did you mean 'aime2\d'\?\) is no benchmark"),
+        (["aime23"], r"'aime23' \(did you mean 'aime2\d'\?\) is not a benchmark"),
         (["quickstart/sar"], "no recipe 'quickstart/sar'"),
         (["mini/grpo", "quickstart/saar"], "an evaluation has one recipe, and mini/grpo and quickstart/saar are two"),
         (["evaluate.samples=2", "quickstart/saar"], "'quickstart/saar' is not an override"),

@@ -30,7 +30,7 @@ ERRORS = {
     "eval bse": "there is no model bse (did you mean 'base'?)",
     "difficulty base own task.path=nope.jsonl --tasks 3": "nope.jsonl does not exist",
     "audit base own task.path=nope.jsonl": "nope.jsonl does not exist",
-    "sft own --demonstrations nope.jsonl": "nope.jsonl is not there: name one",
+    "sft own --demonstrations nope.jsonl": "nope.jsonl is not there: give an existing",
     "dpo --pairs nope.jsonl": "--pairs: nope.jsonl does not exist",
     "ask bse hello": "there is no model bse (did you mean 'base'?)",
     "serve-agent base --host 0.0.0.0 --port 0": "other machines can reach the server",

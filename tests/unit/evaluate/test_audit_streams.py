@@ -87,7 +87,7 @@ def test_tasks_that_are_asked_with_another_system_prompt_are_another_audits(tmp_
     file.write_text(json.dumps(about))
     (job.out / "raw.jsonl").touch()
     _claim_dir(job, "model", TASKS, "Compute.")
-    with pytest.raises(CheckpointError, match=r"other things: audit\.system prompts was '\w+', is '\w+': choose"):
+    with pytest.raises(CheckpointError, match=r"another audit: audit\.system prompts was '\w+', is '\w+': choose"):
         _claim_dir(job, "model", TASKS, "Guess.")
     del about["audit"]["system prompts"]  # of an earlier version
     file.write_text(json.dumps(about))

@@ -173,9 +173,9 @@ def test_what_cannot_be_compared_is_a_sentence(tmp_path: Path) -> None:
     two = evaluated(tmp_path / "b" / "y", [[True]])
     evaluated(tmp_path / "b" / "z", [[True]])
     assert next(iter(compare_evaluations(one, two))).needed is None
-    with pytest.raises(CheckpointError, match=r"has x, and .* y, z: none of one name"):
+    with pytest.raises(CheckpointError, match=r"has x, and .* y, z: no name is in both"):
         next(iter(compare_evaluations(one.parent, two.parent)))
-    with pytest.raises(CheckpointError, match=r"no evaluation's result\.json is in it"):
+    with pytest.raises(CheckpointError, match=r"has no evaluation's result\.json"):
         evaluations_in(tmp_path / "none")
 
 

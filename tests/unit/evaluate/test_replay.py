@@ -355,7 +355,7 @@ def test_the_table_says_how_many_states_have_no_replays_of_each(tmp_path):
 
 
 def test_a_model_that_never_fails_has_nothing_to_replay(tmp_path):
-    with pytest.raises(RecipeError, match="of 8 rollouts none has a failed call"):
+    with pytest.raises(RecipeError, match="of 8 rollouts, none has a failed call"):
         audited(tmp_path / "fine", replies=lambda id, text, n: "It is 42.")
 
 
@@ -387,5 +387,5 @@ def test_a_folder_of_another_audit_is_refused(tmp_path):
     (tmp_path / "full/.partial-1-audit.json").write_text("{")  # of one that was killed at once
     _claim_dir(replace(job, out=tmp_path / "full"), "model", [])
     (tmp_path / "full/mine.txt").write_text("x")
-    with pytest.raises(CheckpointError, match="no folder of an audit"):
+    with pytest.raises(CheckpointError, match="not an audit's folder"):
         _claim_dir(replace(job, out=tmp_path / "full"), "model", [])

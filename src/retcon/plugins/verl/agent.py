@@ -24,5 +24,5 @@ class RetconAgentLoop(AgentLoopBase):  # type: ignore[misc]  # verl has no types
         opened = await shared(self.server_manager, self.config, self.tokenizer)
         rolled = await opened.rollout(row, sampling_params)
         if rolled.fault:
-            raise InfrastructureFault(f"rollout {rolled.trajectory.id} is worth no reward: {rolled.fault}")
+            raise InfrastructureFault(f"rollout {rolled.trajectory.id} has no reward: {rolled.fault}")
         return AgentLoopOutput(**to_output(rolled, opened.recipe))

@@ -61,7 +61,7 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
             if not any(group.kept for group in step.groups.values()):
                 raise SandboxUnavailable(
                     f"step {global_steps}: faults, or rollouts that [rl] masks, left fewer than two rollouts of every "
-                    "group: what its workers logged says of what kind; see `retcon doctor`"
+                    "group: the workers' logs name the faults; see `retcon doctor`"
                 )
             return self._batch(step, partition_id), step.metrics()
 

@@ -27,7 +27,7 @@ def recipe_of(section: Mapping[str, Any] | None) -> Recipe:
     if not section or not section.get("recipe"):
         raise RecipeError(f"verl's configuration names no recipe: set {SECTION}.recipe to a file or a shipped name")
     if unknown := sorted(set(section) - set(KEYS)):
-        raise RecipeError(f"{SECTION}.{unknown[0]} is no key of that section; there are: {', '.join(KEYS)}")
+        raise RecipeError(f"unknown key {SECTION}.{unknown[0]}; expected one of {', '.join(KEYS)}")
     recipe = load_recipe(str(section["recipe"]), [str(one) for one in section.get("overrides") or ()])
     if recipe.stages:
         raise RecipeError(f"{section['recipe']} has stages, and verl's trainer has none: name a recipe of one of them")
@@ -81,9 +81,9 @@ def check_compatible(config: Any, recipe: Recipe) -> None:
     """
     rollout, purified = config.actor_rollout_ref.rollout, recipe.repair.kind != "none"
     if not config.trainer.get("use_v1", True):
-        raise RecipeError("trainer.use_v1 = false: verl's older trainer is not served; set it to true")
+        raise RecipeError("trainer.use_v1 = false: verl's older trainer is not supported; set it to true")
     if rollout.name != "vllm":
-        raise RecipeError(f"{ROLLOUT}.name = '{rollout.name}': requests are written in vLLM's terms; set it to vllm")
+        raise RecipeError(f"{ROLLOUT}.name = '{rollout.name}': only vLLM's servers are supported; set it to vllm")
     if recipe.rollout.harness:
         raise RecipeError("rollout.harness: in verl rollouts are made by its agent loops: leave it out")
     correction = config.algorithm.get("rollout_correction") or {}
@@ -108,12 +108,12 @@ def check_compatible(config: Any, recipe: Recipe) -> None:
             "branch off another; set it to independent"
         )
     if recipe.lora.rank:
-        raise RecipeError(f"lora.rank = {recipe.lora.rank}: adapters are verl's to make; set lora.rank=0, and "
+        raise RecipeError(f"lora.rank = {recipe.lora.rank}: verl makes the adapters; set lora.rank=0, and "
                           "actor_rollout_ref.model.lora_rank")  # fmt: skip
     if recipe.select.pass_rates:
         raise RecipeError(
             f"select.pass_rates = {recipe.select.pass_rates}: verl draws the rows of data.train_files, whatever their "
-            "rates; make the file with `retcon data export --recipe`, which leaves out what is beyond the bounds, "
+            "rates; make the file with `retcon data export --recipe`, which keeps only tasks within the bounds, "
             "and set the key to ''"
         )
     _refuse_selection(config, recipe)
@@ -138,8 +138,8 @@ def _refuse_selection(config: Any, recipe: Recipe) -> None:
         )
     if not sampler.get("sync_refill_failed_groups"):
         raise RecipeError(
-            "trainer.v1.sampler.sync_refill_failed_groups = false: verl then draws prompts by the batch, and one that "
-            "faults took cannot be drawn anew; set it to true"
+            "trainer.v1.sampler.sync_refill_failed_groups = false: verl then draws prompts by the batch and "
+            "cannot replace one that faults took; set it to true"
         )
     if (config.algorithm.get("filter_groups") or {}).get("enable"):
         raise RecipeError(f"algorithm.filter_groups.enable = true: {SAMPLER} does not read it; set it to false, and "
@@ -150,7 +150,7 @@ def _refuse_lengths(lengths: Lengths, recipe: Recipe, purified: bool) -> None:
     open_ = [key for key in open_keys(recipe) if key != "rollout.max_tokens"]
     needed = [key for key in open_ if purified or key != "rollout.lookahead_tokens"]
     if needed:
-        raise RecipeError(f"{needed[0]} is left open, and verl's prompts are not looked at: say it in the recipe")
+        raise RecipeError(f"{needed[0]} is not set, and cannot follow verl's prompts: set it in the recipe")
     whole = lengths.whole(recipe)
     most = whole + (recipe.rollout.lookahead_tokens if purified else 0)
     if lengths.server is not None and lengths.server < most:

@@ -82,7 +82,7 @@ def write_view(viewer: Viewer, target: Path, only: Sequence[Sequence[int]] | Non
     Raises StorageError, also where something else is at `target`.
     """
     if os.path.lexists(target) and not (target / DATA).is_file():
-        raise StorageError(f"{target} is there already, and no exported view: choose another folder")
+        raise StorageError(f"{target} exists and is not an exported view: choose another folder")
     with storage_errors(target), whole_folder(target) as out:
         return _write_files(viewer, out, only)
 

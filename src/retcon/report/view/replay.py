@@ -33,7 +33,7 @@ def recipe_of(root: Path) -> Recipe:
     try:
         return Recipe.model_validate(recipe_sections(json.loads(file.read_bytes()).get("recipe", {})))
     except (ValueError, ValidationError) as error:
-        raise RecordError(f"{file}: its recipe is not one of this version: {error}") from error
+        raise RecordError(f"{file}: its recipe does not fit this version: {error}") from error
 
 
 async def run_again(root: Path, made: Trajectory, turn: int, attempt: int, call: int, code: str | None) -> Observation:
@@ -102,7 +102,7 @@ def _counterfactuals(root: Path, made: Trajectory, turn: int, times: int) -> dic
 
     checkpoint = checkpoint_of(root, made.provenance.step)
     if checkpoint is None:
-        raise RecordError(f"{root} has no checkpoint to go on from")
+        raise RecordError(f"{root} has no checkpoint to continue from")
     failed = made.turns[turn]
     replaced = failed.repair is not None and failed.repair.decision in REPLACED
     failure: Turn = failed.abandoned[0] if replaced else replace(failed, abandoned=(), repair=None)
