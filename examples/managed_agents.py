@@ -60,7 +60,7 @@ def play(_request: str, text: str, _n: int) -> str:
 
 
 async def demonstrate(folder: Path, count: int = 48) -> None:
-    """Write problems, and `count` rollouts of others in which the script above stands in for the model."""
+    """Write problems, and `count` scripted rollouts of others."""
     from retcon.build import build_chat
     from retcon.config.load import load_recipe
     from retcon.engine.kinds.scripted import ScriptedEngine

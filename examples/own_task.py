@@ -17,7 +17,7 @@ from retcon import Task
 from retcon.config.schema import TaskSection
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.tasks.graders.text import boxed
+from retcon.tasks.graders.text import find_boxed
 from retcon.tasks.registry import CountTokens
 
 
@@ -43,7 +43,7 @@ class PalindromeTasks:
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
         if trajectory.stop == "infrastructure":  # our fault: no reward
             return trajectory
-        answer = boxed(trajectory.turns[-1].text) if trajectory.stop == "answer" else None
+        answer = find_boxed(trajectory.turns[-1].text) if trajectory.stop == "answer" else None
         least = int(task.answer)
         right = answer is not None and answer.isdigit() and answer == answer[::-1] and least < int(answer) < 2 * least
         return replace(trajectory, answer=answer, reward=1.0 if right else -1.0)
