@@ -82,7 +82,7 @@ def without_harness(recipe: Recipe) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedTasks:
     """A task set with its graders. rewarded: for training, with the rewards that the set gives to verdicts. judged:
     for measuring, with a reward above 0 exactly where a grader finds the answer right, whatever its score."""
 
@@ -91,18 +91,18 @@ class Graded:
 
 
 @asynccontextmanager
-async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
+async def open_graders(tasks: TaskSet) -> AsyncIterator[GradedTasks]:
     """Open the graders of a task set, where it is `Ungraded`. They start their processes when a task first needs them;
     an invalid grade costs its rollout (`CheckedGrades`). Raises RecipeError for an unknown grader."""
     if not isinstance(tasks, Ungraded):
-        yield Graded(checked := CheckedGrades(tasks), checked)
+        yield GradedTasks(checked := CheckedGrades(tasks), checked)
         return
     from retcon.tasks.grading.grading import GradeSettings, Grading
 
     async with Grading(GradeSettings(rewards=tasks.rewards, options=grader_options(tasks))) as grading:
         rewarded = CheckedGrades(tasks.graded_by(grading.reward))
         scores = tasks.rewards == "graded"
-        yield Graded(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)
+        yield GradedTasks(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)
 
 
 @asynccontextmanager

@@ -45,7 +45,7 @@ NOT_EVALUATED: Mapping[str, float | None] = {**dict.fromkeys(EVALUATED), "eval_r
 @dataclass(frozen=True, slots=True)
 class TrainingRollouts:
     """Groups for training, from an engine whose weights `sync` keeps equal to the trained ones. judged: `tasks` as
-    evaluations grade them (`build.Graded`), None where that is all the same."""
+    evaluations grade them (`build.GradedTasks`), None where that is all the same."""
 
     recipe: Recipe
     context: RolloutContext
