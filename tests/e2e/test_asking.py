@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.test_cli import retcon
+from commands import retcon
 from retcon.store import jsonl
 from servers.answering import Answer, Asked, python, said, serving
 
@@ -50,7 +50,7 @@ def test_what_a_file_holds_is_kept(tmp_path: Path, suffix: str) -> None:
     }
 
 
-def test_a_custom_tool_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_tool_is_shown(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from retcon.core.types import ToolSpec\n"
         "from retcon.core.types import Observation\n"
@@ -59,7 +59,6 @@ def test_a_custom_tool_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "    async def __call__(self, call):\n"
         "        return Observation(call.id, 'found it', 'ok')\n"
     )
-    monkeypatch.setenv("PYTHONPATH", f"src:{tmp_path}")
     call = {"name": "search", "arguments": "{}", "id": "a"}
     left = [said("", call), said("Done.")]
     with serving(lambda _: left.pop(0)) as server:

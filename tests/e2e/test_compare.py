@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -15,34 +13,30 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 
+from commands import Command, started
+
 pytestmark = pytest.mark.torch
 ARMS = ("mini/dapo-baseline", "mini/cleaner")
-STEPS = 12
+STEPS = 4
 SMALL = (
+    "run.threads=1",
     "rollout.max_tokens=120", "rollout.max_turns=2", "rollout.lookahead_tokens=40", f"rl.steps={STEPS}", "rl.prompts=1",
-    "rl.group=4", "rl.checkpoint_every=4", "evaluate.problems=2", "evaluate.samples=2", "evaluate.every=6",
+    "rl.group=4", "rl.checkpoint_every=1", "evaluate.problems=2", "evaluate.samples=2", "evaluate.every=2",
     "evaluate.every_samples=2", "sandbox.workers=1",
 )  # fmt: skip
 OF_THE_CLOCK = ("wall_s", "cpu_s", "cpu_ms")
 
 
-def command(out: Path, *words: str) -> list[str]:
-    options = ("--from", "base", "--seeds", "1", "--faults", "0", "--out", str(out))
-    return [sys.executable, "-m", "retcon", "compare", *ARMS, *SMALL, *options, *words]
+def comparing(out: Path, *words: str) -> AbstractContextManager[Command]:
+    options = ("--from", "base", "--seeds", "1", "--faults", "0", "--out", out)
+    return started("compare", *ARMS, *SMALL, *options, *words)
 
 
-def started(out: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        command(out, *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "200"},
-    )  # fmt: skip
-
-
-def compared(out: Path, *words: str) -> str:
-    process = started(out, *words)
-    told, _ = process.communicate()
-    assert process.returncode == 0, told
-    return told
+def compared(out: Path) -> str:
+    with comparing(out) as command:
+        done = command.finish()
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
 
 
 def steps(folder: Path) -> int:
@@ -65,12 +59,11 @@ def that_work_on(out: Path) -> list[Path]:
 def kill_at(out: Path, folder: Path, step: int) -> None:
     """Starts the comparison and kills it -9 when the run in `folder` has taken so many steps; waits until all that it
     started is gone."""
-    process = started(out, "--jobs", "1")
-    while steps(folder) < step:
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    with comparing(out, "--jobs", "1") as command:
+        while steps(folder) < step:
+            assert command.running, command.finish()
+            time.sleep(0.01)
+        command.send_signal(signal.SIGKILL)
     while that_work_on(out):
         time.sleep(0.01)
 
@@ -107,8 +100,7 @@ def test_a_comparison_that_is_killed_and_goes_on_ends_as_one_that_is_not(tmp_pat
         assert word in said
     found = left_behind(whole)
 
-    for arm in ("dapo-baseline", "cleaner"):
-        kill_at(killed, killed / arm / "seed-0", STEPS // 2)
+    kill_at(killed, killed / "cleaner" / "seed-0", STEPS // 2)
     done = (killed / "dapo-baseline" / "seed-0" / "final" / "model.safetensors").stat().st_mtime_ns
     compared(killed)
     assert left_behind(killed) == found

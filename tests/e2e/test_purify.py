@@ -8,8 +8,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +15,11 @@ from typing import Any
 
 import pytest
 
+from commands import retcon, started
 from foreign import FAILED, FIXED, FORMATS, REPAIRED, answer, fails, inspect, messages, user, works
 
 CLEAN = (user("?"), works("x = 1"), answer("1"))
 STAYS = (user("?"), fails(FAILED, line=2), answer("4, I guess"))
-
-
-def retcon(*words: object, stdin: bytes | None = None, columns: int = 160) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(command(*words), capture_output=True, input=stdin, env=environment(columns), check=False)
-
-
-def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "retcon", *map(str, words)]
-
-
-def environment(columns: int = 160) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": "src", "COLUMNS": str(columns), "NO_COLOR": "1"}
 
 
 def lines(*records: Any) -> bytes:
@@ -64,7 +51,7 @@ def test_records_go_in_and_come_out(tmp_path: Path, name: str) -> None:
     # What a shell changes cannot be told from its text: such failures are left alone unless that is asked for.
     state = ("--state", "ignore") if name == "swe_agent" else ()
     done = retcon("purify", source, "-o", out, "--report", tmp_path / "r.json", *state)
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     written = out.read_bytes().splitlines(keepends=True)
     assert written[0] == clean  # to the byte, spaces and all
     first, second = parsed(out.read_bytes())[1:]
@@ -82,8 +69,8 @@ def test_a_dry_run_lists_what_would_go_and_what_would_stay_and_writes_nothing(tm
     source = tmp_path / "in.jsonl"
     source.write_bytes(lines(messages(REPAIRED), messages(STAYS)))
     made = retcon("purify", source, "--dry-run")
-    assert made.returncode == 0, made.stderr.decode()
-    first, second, last = made.stdout.decode().splitlines()
+    assert made.returncode == 0, made.stderr
+    first, second, last = made.stdout.splitlines()
     assert first.startswith("in.jsonl:1, turn 0: python failed")
     assert "-> turn 1, " in first
     assert "stays: the model answers" in second
@@ -96,7 +83,7 @@ def test_pairs_for_dpo_are_messages_as_trl_reads_them(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_bytes(lines(messages(REPAIRED)))
     done = retcon("purify", source, "-o", tmp_path / "out.jsonl", "--dpo", tmp_path / "pairs.jsonl")
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     (pair,) = parsed((tmp_path / "pairs.jsonl").read_bytes())
     assert [m["role"] for m in pair["prompt"]] == ["user"]
     for side, code in (("chosen", FIXED), ("rejected", FAILED)):
@@ -113,7 +100,7 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
     (data / "deep" / "b.json").write_text(json.dumps([messages(CLEAN), messages(REPAIRED)]))
     logs(data)
     done = retcon("purify", data, "-o", f"{out}/")
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     assert "sqroot" not in programs(parsed(gzip.decompress((out / "a.jsonl.gz").read_bytes())))
     array = json.loads((out / "deep" / "b.json").read_bytes())
     assert array[0] == messages(CLEAN)
@@ -123,7 +110,7 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
     with zipfile.ZipFile(out / "log.eval") as file:
         assert len(json.loads(file.read("samples/1_epoch_1.json"))["messages"]) == 4
     assert not list(out.rglob("*.partial*"))
-    shown = retcon("diff", out / "retcon.audit.jsonl", "--all").stdout.decode()
+    shown = retcon("diff", out / "retcon.audit.jsonl", "--all").stdout
     assert shown.count("· shallow") == 4
     assert "failed: unknown (rule: status)" in shown
 
@@ -150,7 +137,7 @@ def test_nothing_is_written_under_the_name_of_another_kind(tmp_path: Path, words
     logs(tmp_path)
     before = sorted(tmp_path.iterdir())
     done = retcon("purify", *(tmp_path / word if "." in word else word for word in words))
-    assert (done.returncode, said in done.stderr.decode()) == (2, True), done.stderr.decode()
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -160,19 +147,19 @@ def test_a_bad_line_stops_by_name_and_what_was_done_is_kept(tmp_path: Path) -> N
     source.write_bytes(good + bad + good)
     out.write_bytes(b"as before\n")
     words = ("purify", source, "-o", out)
-    assert b"is there already, and finished; --force replaces it" in retcon(*words).stderr
+    assert "is there already, and finished; --force replaces it" in retcon(*words).stderr
     done = retcon(*words, "--force")
     assert done.returncode == 2
-    message = done.stderr.decode()
+    message = done.stderr
     assert f"error: {source}, line 2: not JSON" in message
     assert "--resume" in message
     assert "Traceback" not in message
     assert out.read_bytes() == b"as before\n"
-    assert b"remove it to start over" in retcon(*words, "--force").stderr
-    assert b"another attempts" in retcon(*words, "--resume", "--attempts", 2).stderr
+    assert "remove it to start over" in retcon(*words, "--force").stderr
+    assert "another attempts" in retcon(*words, "--resume", "--attempts", 2).stderr
     source.write_bytes(good + lines(messages(CLEAN)) + good)
     done = retcon(*words, "--resume", "--report", tmp_path / "r.json")
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     assert len(parsed(out.read_bytes())) == 3
     assert json.loads((tmp_path / "r.json").read_bytes())["total"]["shallow"] == 2
     assert len(parsed((tmp_path / "out.audit.jsonl").read_bytes())) == 2
@@ -185,15 +172,15 @@ def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path:
     os.mkfifo(source)
     words = ("purify", source, "-o", out)
     block = lines(messages(REPAIRED), messages(CLEAN)) * 300
-    running = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
-    with contextlib.suppress(BrokenPipeError), source.open("wb") as pipe:
-        # That the other end is open says that its handler is in place.
-        running.send_signal(signal.SIGINT)
-        for _ in range(2000):
-            pipe.write(block)
-    _, stderr = running.communicate()
-    assert running.returncode == 130, stderr.decode()
-    assert "--resume" in stderr.decode()
+    with started(*words) as running:
+        with contextlib.suppress(BrokenPipeError), source.open("wb") as pipe:
+            # That the other end is open says that its handler is in place.
+            running.send_signal(signal.SIGINT)
+            for _ in range(2000):
+                pipe.write(block)
+        ended = running.finish()
+    assert ended.returncode == 130, ended.stderr
+    assert "--resume" in ended.stderr
     kept = (tmp_path / "out.jsonl.partial").read_bytes()
     assert kept.endswith(b"\n")
     assert not out.exists()
@@ -201,7 +188,7 @@ def test_ctrl_c_keeps_what_is_done_and_resume_gives_what_one_run_gives(tmp_path:
     source.write_bytes(block * 3)
     assert 1 <= len(parsed(kept)) <= 1800
     done = retcon(*words, "--resume")
-    assert done.returncode == 0, done.stderr.decode()
+    assert done.returncode == 0, done.stderr
     assert retcon("purify", source, "-o", whole).returncode == 0
     assert out.read_bytes() == whole.read_bytes()
     assert (tmp_path / "out.audit.jsonl").read_bytes() == (tmp_path / "whole.audit.jsonl").read_bytes()
@@ -221,7 +208,7 @@ def test_wrong_words_are_refused(tmp_path: Path, words: Sequence[str], message: 
     source.write_bytes(lines({"no": "transcript"}))
     done = retcon("purify", source, "-o", tmp_path / "out.jsonl", *words)
     assert done.returncode == 2
-    assert message in done.stderr.decode()
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -242,12 +229,9 @@ def test_outputs_replace_nothing_that_they_must_not(tmp_path: Path, words: Seque
     for name in ("in.jsonl", "old.json"):
         (tmp_path / name).write_bytes(lines(messages(REPAIRED)))
     before = {path.name: path.is_dir() or path.read_bytes() for path in tmp_path.iterdir()}
-    paths = {**environment(), "PYTHONPATH": str(Path("src").resolve())}
-    done = subprocess.run(
-        command("purify", "in.jsonl", *words), capture_output=True, env=paths, cwd=tmp_path, check=False
-    )
+    done = retcon("purify", "in.jsonl", *words, cwd=tmp_path)
     assert done.returncode == 2
-    assert message in done.stderr.decode()
+    assert message in done.stderr
     assert {path.name: path.is_dir() or path.read_bytes() for path in tmp_path.iterdir()} == before
     assert Path("/dev/full").is_char_device()
 
@@ -266,12 +250,12 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_diff_shows_failure_and_fix_side_by_side(audit: Path) -> None:
-    wide = retcon("diff", audit).stdout.decode()
+    wide = retcon("diff", audit, COLUMNS="160").stdout
     assert re.search(r"- root = math.sqroot\(16\) +\+ root = math.sqrt\(16\)", wide)
     assert re.search(r"in.jsonl:1 · turn 1 · shallow", wide)
     assert "failed: AttributeError (rule: traceback) · similarity 0.9" in wide
     assert "\x1b" not in wide
-    narrow = retcon("diff", audit, columns=70).stdout.decode()
+    narrow = retcon("diff", audit, COLUMNS="70").stdout
     assert "- root = math.sqroot(16)\n+ root = math.sqrt(16)\n" in narrow
 
 
@@ -280,5 +264,5 @@ def test_the_audit_holds_the_record_as_it_was_and_show_reads_it(audit: Path) -> 
     assert [r["turns"][0]["repair"]["decision"] for r in records] == ["shallow", "deep", "unrepaired"]
     assert records[0]["origin"]["record"] == messages(REPAIRED)
     assert records[0]["origin"]["format"] == "messages"
-    shown = retcon("show", audit, "in.jsonl:1").stdout.decode()
+    shown = retcon("show", audit, "in.jsonl:1").stdout
     assert "before: as it was sampled" in shown

@@ -1,26 +1,21 @@
 """The quickstart, in small: the README's first command, and what it leaves behind."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from commands import SRC, retcon
 from retcon.store import jsonl
 
 pytestmark = pytest.mark.torch
 SMALL = (
-    "sft.demonstrations=64",
-    "sft.steps=4",
-    "rl.steps=2",
-    "rl.prompts=2",
-    "rl.group=2",
-    "evaluate.problems=2",
+    "run.threads=1",
+    "sft.demonstrations=64", "sft.steps=4", "rl.steps=2", "rl.prompts=2", "rl.group=2", "evaluate.problems=2",
     "evaluate.samples=8",
-)
+)  # fmt: skip
 FIGURES = ("pass1_t1", "pass8_t1", "failed_calls_t1", "tokens", "rollouts", "wall_s", "cpu_s")
 
 
@@ -41,39 +36,33 @@ class Lines(Tracker):
 
 
 def quickstart(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retcon", "quickstart", *words, "--out", str(out)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": f"src{os.pathsep}{out.parent}", "COLUMNS": "400"},
-        check=False,
-    )
+    return retcon("quickstart", *words, "--out", out, COLUMNS="400", PYTHONPATH=f"{SRC}:{out.parent}")
 
 
 def test_it_trains_compares_and_tells_and_does_nothing_twice(tmp_path: Path) -> None:
     out = tmp_path / "quick"
     (tmp_path / "tracked.py").write_text(TRACKER)
-    done = quickstart(out, *SMALL, "track.to=tracked:Lines", "--arms", "baseline,saar,roc")
+    done = quickstart(out, *SMALL, "track.to=tracked:Lines", "--arms", "saar,roc")
     assert done.returncode == 0, done.stderr
     for name, steps, metric in (
         ("cold_start", 4, "loss"),
         ("saar-seed-1", 2, "reward"),
-        ("baseline-seed-1", 2, "reward"),
+        ("roc-seed-1", 2, "reward"),
     ):
         lines = (out.joinpath(*name.split("-", 1)) / f"{name}.txt").read_text().splitlines()
         assert [line.split()[0] for line in lines] == [str(step + 1) for step in range(steps)]
         assert all(metric in line.split() for line in lines)
-    for said in ("pass@1, T = 1", "failed calls, T = 1", "baseline", "saar", "roc", "summary.json", "What to try next"):
+    for said in ("pass@1, T = 1", "failed calls, T = 1", "saar", "roc", "summary.json", "What to try next"):
         assert said in done.stdout
 
     summary = json.loads((out / "summary.json").read_text())
-    assert set(summary["arms"]) == {"baseline", "saar", "roc"}
+    assert set(summary["arms"]) == {"saar", "roc"}
     assert summary["seconds"] > 0
     for part in (summary["cold_start"], *summary["arms"].values()):
         for figure in FIGURES:
             assert part[figure]["low"] <= part[figure]["mean"] <= part[figure]["high"]
     rollouts = {arm: figures["rollouts"]["mean"] for arm, figures in summary["arms"].items()}
-    assert rollouts == {"baseline": 8, "saar": 8, "roc": 16}  # steps × prompts × group; RoC makes twice as many
+    assert rollouts == {"saar": 8, "roc": 16}  # steps × prompts × group; RoC makes twice as many
 
     page = (out / "report.html").read_text()
     assert "data:image/png;base64," in page
@@ -84,11 +73,11 @@ def test_it_trains_compares_and_tells_and_does_nothing_twice(tmp_path: Path) -> 
         assert len(list(jsonl.read(folder / "eval" / "trajectories-t1.jsonl"))) == 16
     assert list(jsonl.read(out / "demonstrations.jsonl"))
 
-    again = quickstart(out, *SMALL, "--arms", "baseline,saar,roc")
+    again = quickstart(out, *SMALL, "--arms", "saar,roc")
     assert again.returncode == 0, again.stderr
     after = json.loads((out / "summary.json").read_text())
     assert after == summary
 
-    changed = quickstart(out, *SMALL[:-1], "evaluate.samples=4", "--arms", "baseline,saar,roc")
+    changed = quickstart(out, *SMALL[:-1], "evaluate.samples=4", "--arms", "saar,roc")
     assert changed.returncode == 2
     assert "evaluate.samples was 8, is 4" in changed.stderr

@@ -1,32 +1,21 @@
 """`retcon quickstart smollm2`, in small: the tiny model, files in place of the hub, killed and gone on with."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from commands import retcon, started
 from retcon.store import jsonl
 
 pytestmark = pytest.mark.torch
 SMALL = (
-    "model.path=base",
-    "sft.demonstrations=8",
-    "sft.steps=6",
-    "sft.batch=4",
-    "sft.checkpoint_every=1",
-    "rl.steps=2",
-    "rl.prompts=2",
-    "rl.group=2",
-    "rl.checkpoint_every=1",
-    "evaluate.problems=8",
-    "evaluate.samples=2",
-)
+    "run.threads=1",
+    "model.path=base", "sft.demonstrations=8", "sft.steps=6", "sft.batch=4", "sft.checkpoint_every=1", "rl.steps=2",
+    "rl.prompts=2", "rl.group=2", "rl.checkpoint_every=1", "evaluate.problems=8", "evaluate.samples=2",
+)  # fmt: skip
 
 
 def problems(file: Path, first: int) -> Path:
@@ -49,43 +38,24 @@ def problems(file: Path, first: int) -> Path:
 def words(tmp_path: Path) -> tuple[str, ...]:
     """The command that all tests here give, in the folder that it is given."""
     train, evaluation = problems(tmp_path / "train.jsonl", 5), problems(tmp_path / "test.jsonl", 105)
-    return ("smollm2", *SMALL, "--data", str(train), "--eval-data", str(evaluation), "--out", str(tmp_path / "out"))
-
-
-def started(*words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "retcon", "quickstart", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "300"},
-    )
-
-
-def quickstart(*words: str) -> "subprocess.CompletedProcess[str]":
-    with started(*words) as process:
-        out, err = process.communicate()
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
-
-
-def until_there(file: Path, process: "subprocess.Popen[str]") -> Iterator[None]:
-    while not file.exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-        yield
+    return (
+        "quickstart", "smollm2", *SMALL, "--data", str(train), "--eval-data", str(evaluation), "--out",
+        str(tmp_path / "out"),
+    )  # fmt: skip
 
 
 def test_it_is_planned_killed_gone_on_with_and_compared(words: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "out"
     with started(*words) as process:
-        for _ in until_there(out / "cold_start" / "metrics.jsonl", process):
-            pass
+        while not (out / "cold_start" / "metrics.jsonl").exists():
+            assert process.running, process.finish()
+            time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
-        _, told = process.communicate()
+        told = process.finish().stderr
     assert "The plan" in told
     assert "saar, seed 1" in told
 
-    done = quickstart(*words)
+    done = retcon(*words)
     assert done.returncode == 0, done.stderr
     assert "The plan" not in done.stderr  # it was begun: nothing is measured again
     for said in ("pass@1, T = 1", "baseline", "saar", "What to try next", "quickstart smollm2"):
@@ -103,9 +73,9 @@ def test_it_is_planned_killed_gone_on_with_and_compared(words: tuple[str, ...], 
         assert {one.task for one in measured}.isdisjoint({one.task for one in demonstrations})
         assert not (folder / "eval" / "trajectories-top_p.jsonl").exists()
 
-    again = quickstart(*words)
+    again = retcon(*words)
     assert again.returncode == 0, again.stderr
     assert json.loads((out / "summary.json").read_text()) == summary
-    other = quickstart(*words, "rl.steps=3")
+    other = retcon(*words, "rl.steps=3")
     assert other.returncode == 2
     assert "rl.steps was 2, is 3" in other.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,11 @@ import pytest
 pytest.importorskip("torch", reason="training needs the [train] extra")
 pytest.importorskip("matplotlib", reason="pictures need the [report] extra")
 
+from commands import retcon
+
 pytestmark = pytest.mark.torch
 SMALL = (
+    "run.threads=1",
     "rollout.max_tokens=120", "rollout.max_turns=2", "rl.steps=2", "rl.prompts=1", "rl.group=4", "evaluate.problems=2",
     "evaluate.samples=2", "evaluate.every=1", "evaluate.every_samples=2", "sandbox.workers=1",
 )  # fmt: skip
@@ -21,9 +22,7 @@ SMALL = (
 
 def reproduced(out: Path) -> str:
     words = ("rstar2", *SMALL, "--quick", "--only", "errors", "--from", "base", "--out", str(out))
-    done = subprocess.run(
-        [sys.executable, "-m", "retcon", "reproduce", *words], capture_output=True, text=True, check=False
-    )
+    done = retcon("reproduce", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

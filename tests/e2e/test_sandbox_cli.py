@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
 import pytest
 
+from commands import retcon
 from retcon.cli.sandbox import exit_code
 from retcon.sandbox.types import Result
 from servers.serving import server
 
 
 def sandbox(*words: object, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "retcon", "sandbox", *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "src", "COLUMNS": "200", "NO_COLOR": "1", **environment},
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("words", [(), ("serve",), ("exec",), ("doctor",)])
-def test_every_command_has_help(words: tuple[str, ...]) -> None:
-    done = sandbox(*words, "--help")
-    assert (done.returncode, "Usage: retcon sandbox" in done.stdout) == (0, True)
+    return retcon("sandbox", *words, stdin=stdin, **environment)
 
 
 @pytest.mark.parametrize(
@@ -101,20 +87,16 @@ def test_a_program_may_have_another_interpreter_and_packages_that_are_there_befo
         (("exec", "--url", "http://127.0.0.1:1", "--package", "numpy", "-"), "`retcon sandbox serve` there"),
         (("exec", "nowhere.py"), "nowhere.py: No such file"),
         (("exec", "-", "--stdin", "-"), "standard input is the program already"),
-        (("exec", "--tier", "namespace", "-"), "'namespaces'"),
-        (("exec", "--timeout", "-1", "-"), "above 0"),
+        (("exec", "--tier", "namespace", "-"), "'namespaces'"), (("exec", "--timeout", "-1", "-"), "above 0"),
         (("exec", "--url", "localhost:80", "-"), "http://host:port"),
-        (("serve", "--token-file", "nowhere"), "nowhere: No such file"),
-        (("serve", "--token", ""), "not empty"),
-        (("serve", "--queue", "0"), "queue is 0"),
-        (("serve", "--max-calls", "0"), "max_calls is 0"),
+        (("serve", "--token-file", "nowhere"), "nowhere: No such file"), (("serve", "--token", ""), "not empty"),
+        (("serve", "--queue", "0"), "queue is 0"), (("serve", "--max-calls", "0"), "max_calls is 0"),
         (("serve", "--warm", "nunpy"), "did you mean 'numpy'?"),
         (("serve", "--package", "a b"), "not the name of a module"),
         (("serve", "--host", "nowhere.invalid"), "--host nowhere.invalid"),
-        (("serve", "--host", "nowhere..invalid"), "--host nowhere..invalid"),
-        (("serve", "--port", "70000"), "65535"),
+        (("serve", "--host", "nowhere..invalid"), "--host nowhere..invalid"), (("serve", "--port", "70000"), "65535"),
     ],
-)
+)  # fmt: skip
 def test_bad_input_is_one_message(words: tuple[str, ...], part: str) -> None:
     done = sandbox(*words)
     assert done.returncode == 2

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +17,7 @@ import pytest
 pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 pytest.importorskip("tokenizers", reason="a model's tokenizer is read by the [train] extra")
 
-from e2e.test_cli import retcon
+from commands import Command, retcon, started
 from playing import call
 from retcon.store import jsonl
 from servers.answering import Answer, Asked, said, serving
@@ -30,24 +27,12 @@ SCRIPTED = ("base", "engine.kind=scripted", f"engine.replies={json.dumps(REPLIES
 
 
 @contextmanager
-def server(*words: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def server(*words: object, **environment: str) -> Iterator[tuple[Command, str, str]]:
     """The process, the URL of its API and what it said."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "retcon", "serve-agent", *map(str, words), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": "src", **environment},
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("listening on "), process.communicate()
+    with started("serve-agent", *words, "--port", "0", **environment) as process:
+        line = process.first_line()
+        assert line.startswith("listening on "), process.finish()
         yield process, line.split()[2], line
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def ask(url: str, text: str = "6 times 7?", model: str = "base", **more: Any) -> httpx.Response:
@@ -65,8 +50,8 @@ def test_what_was_asked_is_shown_as_a_trajectory(tmp_path: Path) -> None:
         assert again.returncode == 2
         assert "another command is at work in" in again.stderr
         process.send_signal(signal.SIGTERM)
-        _, stderr = process.communicate(timeout=120)
-        assert (process.returncode, "stopped" in stderr) == (0, True), stderr
+        done = process.finish()
+        assert (done.returncode, "stopped" in done.stderr) == (0, True), done.stderr
     file = tmp_path / "kept/trajectories.jsonl"
     shown = retcon("show", file, "mine/0")
     assert shown.returncode == 0, shown.stderr
@@ -92,8 +77,7 @@ def test_a_server_that_is_asked_to_stop_finishes_what_runs(tmp_path: Path) -> No
             process.send_signal(signal.SIGTERM)
             go.set()
             assert asking.result().json()["choices"][0]["message"]["content"] == "It is 42."
-        process.communicate(timeout=120)
-        assert process.returncode == 0
+        assert process.finish().returncode == 0
     (kept,) = jsonl.read(tmp_path / "trajectories.jsonl")
     assert kept.provenance.encoded_by is not None
 
