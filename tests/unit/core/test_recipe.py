@@ -156,17 +156,14 @@ def test_overrides_take_toml_values_and_bare_strings() -> None:
 @pytest.mark.parametrize(
     ("override", "part"),
     [
-        ("rl.steps", "section.key=value"),
-        ("rl.step=3", "did you mean 'steps'?"),
-        ("rel.steps=3", "did you mean 'rl'?"),
-        ("gamma=1", "did you mean 'repair.gamma'?"),
+        ("rl.steps", "section.key=value"), ("rl.step=3", "did you mean 'steps'?"),
+        ("rel.steps=3", "did you mean 'rl'?"), ("gamma=1", "did you mean 'repair.gamma'?"),
         ("repair.probability=2", "less than or equal to 1"),
         ("repair.gamma=0.4", 'repair.gamma belongs to kind = "branch" or "saar"'),
-        ("select.draw=rank", 'select.draw belongs to kind = "roc"'),
-        ("repair.gamma.x=2", "unknown key 'gamma.x'"),
+        ("select.draw=rank", 'select.draw belongs to kind = "roc"'), ("repair.gamma.x=2", "unknown key 'gamma.x'"),
         ("rl.group=1", "no variance"),
     ],
-)
+)  # fmt: skip
 def test_a_bad_override_is_named(override: str, part: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(None, [override])

@@ -39,30 +39,15 @@ def test_a_correction_needs_log_probs_to_weigh_against() -> None:
 @pytest.mark.parametrize(
     ("key", "good", "bad"),
     [
-        ("rollout.temperature", 0.0, -0.1),
-        ("rollout.top_p", 1.0, 95.0),
-        ("rollout.top_p", 0.01, 0.0),
-        ("rollout.min_p", 1.0, 1.01),
-        ("rollout.max_tokens", 1, 0),
-        ("evaluate.top_p", 1.0, 95.0),
-        ("evaluate.top_p", 0.01, 0.0),
-        ("evaluate.samples", 1, 0),
-        ("evaluate.faults", 1.0, 10.0),
-        ("repair.probability", 1.0, 50.0),
-        ("select.max_pass_rate", 1.0, 99.0),
-        ("sandbox.cpu_seconds", 0.1, 0.0),
-        ("sandbox.memory_mb", 1, 0),
-        ("lora.dropout", 0.99, 1.0),
-        ("sft.lr", 1e-9, 0.0),
-        ("sft.warmup", 1.0, 10.0),
-        ("sft.validation_share", 0.99, 1.0),
-        ("dpo.beta", 1e-9, 0.0),
-        ("rl.lr", 1e-9, 0.0),
-        ("rl.kl", 0.0, -0.1),
-        ("rl.max_grad_norm", 1e-9, 0.0),
-        ("rl.drift_alarm", 1.0, 5.0),
+        ("rollout.temperature", 0.0, -0.1), ("rollout.top_p", 1.0, 95.0), ("rollout.top_p", 0.01, 0.0),
+        ("rollout.min_p", 1.0, 1.01), ("rollout.max_tokens", 1, 0), ("evaluate.top_p", 1.0, 95.0),
+        ("evaluate.top_p", 0.01, 0.0), ("evaluate.samples", 1, 0), ("evaluate.faults", 1.0, 10.0),
+        ("repair.probability", 1.0, 50.0), ("select.max_pass_rate", 1.0, 99.0), ("sandbox.cpu_seconds", 0.1, 0.0),
+        ("sandbox.memory_mb", 1, 0), ("lora.dropout", 0.99, 1.0), ("sft.lr", 1e-9, 0.0), ("sft.warmup", 1.0, 10.0),
+        ("sft.validation_share", 0.99, 1.0), ("dpo.beta", 1e-9, 0.0), ("rl.lr", 1e-9, 0.0), ("rl.kl", 0.0, -0.1),
+        ("rl.max_grad_norm", 1e-9, 0.0), ("rl.drift_alarm", 1.0, 5.0),
     ],
-)
+)  # fmt: skip
 def test_numbers_that_cannot_be_are_refused_by_name(key: str, good: float, bad: float) -> None:
     """A share that is written in per cent among them."""
     section, _, name = key.partition(".")

@@ -64,12 +64,8 @@ def test_a_stage_is_the_recipe_with_its_keys_on_top(file: Path) -> None:
     assert [r.rl.lr for r in (short, raw, long, recipe)] == [1e-3, 1e-3, 1e-4, 1e-3]
     assert short.repair == long.repair == recipe.repair
     assert raw.repair.model_dump() == {
-        "kind": "none",
-        "probability": 0.5,
-        "probability_schedule": (),
-        "probes": 0,
-        "least_probability": 0.0,
-    }, "γ is SAAR's"
+        "kind": "none", "probability": 0.5, "probability_schedule": (), "probes": 0, "least_probability": 0.0,
+    }, "γ is SAAR's"  # fmt: skip
 
 
 def test_stages_follow_each_other(file: Path) -> None:
@@ -87,26 +83,21 @@ def test_stages_follow_each_other(file: Path) -> None:
     ("old", "new", "line", "said"),
     [
         ("rollout.max_tokens = 100", "rollout.max_token = 100", 17, "stage 1, short: unknown key 'max_token' in [rol"),
-        ("rollout.max_tokens = 100", "rollout.max_token = 100", 17, "(did you mean 'max_tokens'?)"),
         ("rollout.max_tokens = 100", "rollout.max_tokens = 0", 17, "rollout.max_tokens = 0 is not allowed"),
-        ("rollout.max_tokens = 100", 'rollout.max_tokens = "9"', 17, 'rollout.max_tokens = "9" is not allowed'),
         ('kind = "none"', 'kind = "nome"', 23, "(did you mean 'none'?)"),
         ('kind = "none"', 'kind = "none"\ngamma = 0.2', 24, 'repair.gamma belongs to kind = "branch" or "saar"'),
         ("[stages.rl]\nlr = 1e-4", "[stages.rl]\ngroup = 1", 28, "stage 3, long: rl: a group of 1 has no variance"),
         ("[stages.rl]", "[stages.rll]", 28, "unknown key 'rll' (did you mean 'rl'?); a stage has name, steps"),
         ("[stages.rl]\nlr", "[stages.sft]\nlr", 28, "[sft] is of the whole run: a stage can change task, rollout"),
         ("[stages.rl]\nlr = 1e-4", "[stages.rl]\nsteps = 9", 29, "whole run: set it in [rl]; the stage's own are"),
-        ("[stages.rl]\nlr = 1e-4", "[stages.rl]\ndrift_alarm = 0", 29, "it is of the whole run: set it in [rl]"),
         ("steps = 20", "step = 20", 21, "stage 2, raw: unknown key 'step' (did you mean 'steps'?)"),
         ("steps = 20", "steps = 50", 21, "no step of rl.steps = 60 is left for stage long"),
         ("steps = 20\n", "", 19, "every stage but the last says how many steps it has"),
         ('optimizer = "new"', 'optimizer = "old"', 27, "optimizer = \"old\" is not allowed: input should be 'keep' or"),
         ('optimizer = "new"', "steps = 40", 27, "the stages have 70 steps in all, and rl.steps = 60: make them equal"),
-        ('optimizer = "new"', "steps = 29", 27, "the stages have 59 steps in all, and rl.steps = 60"),
         ('name = "long"', 'name = "raw"', 26, "there is another stage of that name: short, raw, raw"),
         ('name = "long"', 'name = "3"', 26, 'name = "3" is not allowed: letters, digits, - and _, and not digits'),
         ('name = "long"\n', "", 25, "stage 3: it has no name"),
-        ('name = "long"', 'nme = "long"', 26, "stage 3: unknown key 'nme' (did you mean 'name'?)"),
         ("[rollout]\nmax_tokens = 300", "[stages.select]\nmin_positive = 9", 8, "stages: write each as [[stages]]"),
     ],
 )
@@ -150,7 +141,6 @@ def test_an_override_of_a_kind_in_a_stage_drops_what_only_the_other_kind_has(fil
         ("stages.1.model.path=x", "[model] is of the whole run"),
         ("stages.1.step=3", "one of its own: name, steps, optimizer"),
         ("stages=3", "write stages.1.section.key=value"),
-        ("stages.2=3", "write stages.2.section.key=value"),
         ("rl.steps=20", "no step of rl.steps = 20 is left for stage long"),
         ("repair.kind=none", "is wrong here"),
     ],

@@ -57,14 +57,11 @@ def test_the_last_block_is_the_answer_where_nothing_says_what_is_called() -> Non
 @pytest.mark.parametrize(
     "uses",
     [
-        'if __name__ == "__main__":\n    print(f(1))',
-        "for a in range(3):\n    print(f(a))",
-        "import doctest\n\ndoctest.testmod()",
-        "def test_f():\n    assert f(1) == 2\n\ntest_f()",
-        "# Prints 2.\ndef main():\n    print(f(1))\n\nmain()",
-        "print(\n    f(1)\n)",
+        'if __name__ == "__main__":\n    print(f(1))', "for a in range(3):\n    print(f(a))",
+        "import doctest\n\ndoctest.testmod()", "def test_f():\n    assert f(1) == 2\n\ntest_f()",
+        "# Prints 2.\ndef main():\n    print(f(1))\n\nmain()", "print(\n    f(1)\n)",
     ],
-)
+)  # fmt: skip
 def test_what_is_not_indented_is_no_body_beside_the_answer(uses: str) -> None:
     assert chosen(HUMANEVAL, DEFINES, uses) == DEFINES
     indented = "\n    # one more\n    return a + 1"

@@ -172,22 +172,15 @@ def test_the_parts_of_a_mean_are_opened_by_name() -> None:
 @pytest.mark.parametrize(
     ("said", "score", "right"),
     [
-        (True, 1.0, True),
-        (False, 0.0, False),
-        (0.25, 0.25, False),
-        (1, 1.0, True),
-        ({"score": 0.5, "acc": True}, 0.5, True),
-        ({"score": 1.0, "acc": True, "pred": "7"}, 1.0, True),
-        ({"score": -1.0, "acc": False, "pred": "8"}, 0.0, False),
-        ({"score": 0.5, "acc": 0.5}, 0.5, False),
-        (-1.0, 0.0, False),
-        ({"score": 0.5, "right": True, "why": "near"}, 0.5, True),
+        (True, 1.0, True), (False, 0.0, False), (0.25, 0.25, False), (1, 1.0, True),
+        ({"score": 0.5, "acc": True}, 0.5, True), ({"score": 1.0, "acc": True, "pred": "7"}, 1.0, True),
+        ({"score": -1.0, "acc": False, "pred": "8"}, 0.0, False), ({"score": 0.5, "acc": 0.5}, 0.5, False),
+        (-1.0, 0.0, False), ({"score": 0.5, "right": True, "why": "near"}, 0.5, True),
         ({"score": 0.0, "acc": None, "why": None}, 0.0, False),
-        ({"score": 1.0, "acc": None, "right": None}, 1.0, True),
-        (Verdict(0.3, True), 0.3, True),
+        ({"score": 1.0, "acc": None, "right": None}, 1.0, True), (Verdict(0.3, True), 0.3, True),
         (0.2 + 0.4 + 0.3 + 0.1, 1.0, True),
     ],
-)
+)  # fmt: skip
 def test_what_functions_may_return(said: Any, score: float, right: bool) -> None:
     verdict = read_verdict(said)
     assert (verdict.score, verdict.right) == (score, right)
@@ -203,13 +196,10 @@ def test_what_functions_may_not_return(said: Any) -> None:
 @pytest.mark.parametrize(
     ("said", "score"),
     [
-        ("It is equal.\n\nVERDICT: right", 1.0),
-        ("**VERDICT: wrong**\n", 0.0),
-        ("verdict: Right.", 1.0),
-        ("SCORE: 0.75", 0.75),
-        ("VERDICT: right\nno:\nSCORE: 0", 0.0),
+        ("It is equal.\n\nVERDICT: right", 1.0), ("**VERDICT: wrong**\n", 0.0), ("verdict: Right.", 1.0),
+        ("SCORE: 0.75", 0.75), ("VERDICT: right\nno:\nSCORE: 0", 0.0),
     ],
-)
+)  # fmt: skip
 def test_a_judges_verdict_is_its_last_line(said: str, score: float) -> None:
     assert judged(said).score == score
 

@@ -95,19 +95,11 @@ class Evil:
 @pytest.mark.parametrize(
     "packed",
     [
-        pack(Evil()),
-        pack(["[]", "[]"]),
-        pack({"a": 1}),
-        pack(7),
-        pack("no json"),
-        pack(b"[]"),
-        base64.b64encode(b"no zlib").decode(),
-        base64.b64encode(zlib.compress(pickle.dumps("[]"))[:-3]).decode(),
-        base64.b64encode(zlib.compress(b"\x80\x04X\xff\xff\xff\xff")).decode(),
-        "no base64!",
-        "",
+        pack(Evil()), pack(["[]", "[]"]), pack({"a": 1}), pack(7), pack("no json"), pack(b"[]"),
+        base64.b64encode(b"no zlib").decode(), base64.b64encode(zlib.compress(pickle.dumps("[]"))[:-3]).decode(),
+        base64.b64encode(zlib.compress(b"\x80\x04X\xff\xff\xff\xff")).decode(), "no base64!", "",
     ],
-)
+)  # fmt: skip
 def test_packed_tests_that_are_more_than_a_text_are_refused_unloaded(
     packed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -119,17 +111,11 @@ def test_packed_tests_that_are_more_than_a_text_are_refused_unloaded(
 @pytest.mark.parametrize(
     "meta",
     [
-        {},
-        {"tests": "  "},
-        {"tests": [{"input": "1"}]},
-        {"input_output": '{"inputs": ["1"], "outputs": []}'},
-        {"input_output": "[1, 2]"},
-        {"test_list": []},
-        {"public_test_cases": "%%"},
-        {"answer": "[" * 100_000},
+        {}, {"tests": "  "}, {"tests": [{"input": "1"}]}, {"input_output": '{"inputs": ["1"], "outputs": []}'},
+        {"input_output": "[1, 2]"}, {"test_list": []}, {"public_test_cases": "%%"}, {"answer": "[" * 100_000},
         {"answer": "[7]"},
     ],
-)
+)  # fmt: skip
 def test_tests_that_cannot_be_read_are_refused_by_name(meta: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="task mine/7"):
         read(**meta)
@@ -171,22 +157,12 @@ def test_python_that_begins_with_a_list_and_pieces_that_are_no_list_are_read() -
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
-        ("1 2\n3", "1 2 \n3\n\n", True),
-        ("1.0", "1", True),
-        ("0.5 x", "0.50 x", True),
-        ("1", "2", False),
-        ("1\n2", "1 2", False),
-        ("yes", "Yes", False),
-        ("nan", "NaN", False),
-        ("", "\n", True),
-        ("1", "1" + "0" * 10_000_000, False),
-        ("1e999999999", "1e999999998", False),
-        ("1.5", "sNaN", False),
-        ("1.5", "nan", False),
-        ("nan", "1.5", False),
-        ("1.5", "-Infinity", False),
+        ("1 2\n3", "1 2 \n3\n\n", True), ("1.0", "1", True), ("0.5 x", "0.50 x", True), ("1", "2", False),
+        ("1\n2", "1 2", False), ("yes", "Yes", False), ("nan", "NaN", False), ("", "\n", True),
+        ("1", "1" + "0" * 10_000_000, False), ("1e999999999", "1e999999998", False), ("1.5", "sNaN", False),
+        ("1.5", "nan", False), ("nan", "1.5", False), ("1.5", "-Infinity", False),
     ],
-)
+)  # fmt: skip
 def test_outputs_are_compared_line_by_line(expected: str, printed: str, same: bool) -> None:
     assert same_output(expected, printed) is same
     assert same_output(expected, printed, exact=True) is same
@@ -195,16 +171,12 @@ def test_outputs_are_compared_line_by_line(expected: str, printed: str, same: bo
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
-        ("0.333333", "0.3333333333333333", True),
-        ("1\n2 0.5", "1\n2 0.5000001", True),
-        ("100000", "1.000001e5", True),
-        ("0", "1e-9", True),
-        ("0.3333", "0.3333333", False),
-        ("50000000000000000", "50000000000000001", False),
-        ("x 0.333333", "x 0.3333333333333333", True),
+        ("0.333333", "0.3333333333333333", True), ("1\n2 0.5", "1\n2 0.5000001", True),
+        ("100000", "1.000001e5", True), ("0", "1e-9", True), ("0.3333", "0.3333333", False),
+        ("50000000000000000", "50000000000000001", False), ("x 0.333333", "x 0.3333333333333333", True),
         ("yes 1.5", "yes 1.6", False),
     ],
-)
+)  # fmt: skip
 def test_decimals_may_differ_in_their_last_digits_where_data_sets_allow_it(
     expected: str, printed: str, same: bool
 ) -> None:
@@ -215,20 +187,11 @@ def test_decimals_may_differ_in_their_last_digits_where_data_sets_allow_it(
 @pytest.mark.parametrize(
     ("expected", "returned", "same"),
     [
-        ([1, [2, 3]], [1, [2, 3]], True),
-        (1, 1.0, True),
-        (0.3, 0.1 + 0.2, True),
-        (True, 1, True),
-        (1, True, True),
-        (1, False, False),
-        ("a", ["a"], False),
-        ({"a": [1]}, {"a": [1]}, True),
-        ({"a": 1}, {"b": 1}, False),
-        (None, False, False),
-        (1.5, 10**400, False),
-        ([1], [1, 1], False),
+        ([1, [2, 3]], [1, [2, 3]], True), (1, 1.0, True), (0.3, 0.1 + 0.2, True), (True, 1, True), (1, True, True),
+        (1, False, False), ("a", ["a"], False), ({"a": [1]}, {"a": [1]}, True), ({"a": 1}, {"b": 1}, False),
+        (None, False, False), (1.5, 10**400, False), ([1], [1, 1], False),
     ],
-)
+)  # fmt: skip
 def test_values_are_equal_as_json(expected: Any, returned: Any, same: bool) -> None:
     assert same_value(expected, returned) is same
 

@@ -94,18 +94,12 @@ def test_a_row_of_gpqa_without_an_option_is_refused_by_its_column(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "answer", "letter"),
     [
-        (["1", "2", "3", "4"], "2", "B"),
-        (["10", "2", "4", "8"], "10", "A"),
-        (["0", "2", "4", "8"], "2", "B"),
-        (["0", "2", "4", "8"], 2, "C"),
-        (["0", "1", "2"], "1", "B"),
-        (["red", "blue"], "(B)", "B"),
-        (["1", "2"], "(B) 2", "B"),
-        (["1", "2"], "B. 2", "B"),
-        (["1", "2"], r"\textbf{(B)}", "B"),
+        (["1", "2", "3", "4"], "2", "B"), (["10", "2", "4", "8"], "10", "A"), (["0", "2", "4", "8"], "2", "B"),
+        (["0", "2", "4", "8"], 2, "C"), (["0", "1", "2"], "1", "B"), (["red", "blue"], "(B)", "B"),
+        (["1", "2"], "(B) 2", "B"), (["1", "2"], "B. 2", "B"), (["1", "2"], r"\textbf{(B)}", "B"),
         ({"label": ["1", "2", "3"], "text": ["2", "3", "1"]}, "2", "B"),
     ],
-)
+)  # fmt: skip
 def test_an_answer_that_is_an_options_text_and_anothers_index_is_its_text_where_it_is_a_string(
     options: Any, answer: Any, letter: str, tmp_path: Path
 ) -> None:
