@@ -80,17 +80,12 @@ def metrics(rng: random.Random, *, failures: float, purified: bool, steps: int =
         raw = failures * fading * rng.uniform(0.85, 1.15)
         lines.append(
             {
-                "step": step,
-                "pass_rate": min(1.0, 0.45 + 0.4 * (1 - fading) + rng.gauss(0, 0.03)),
-                "raw_failures": raw,
-                "failures": 0.2 * raw if purified else raw,
-                "sampled_tokens": 96 * (60 + 30 * fading),
-                "rollouts": 96,
-                "spliced_share": 0.3 * fading if purified else 0.0,
-                "cpu_s": 1.5 * step,
-                "wall_s": 2.0 * step,
+                "step": step, "pass_rate": min(1.0, 0.45 + 0.4 * (1 - fading) + rng.gauss(0, 0.03)),
+                "raw_failures": raw, "failures": 0.2 * raw if purified else raw,
+                "sampled_tokens": 96 * (60 + 30 * fading), "rollouts": 96,
+                "spliced_share": 0.3 * fading if purified else 0.0, "cpu_s": 1.5 * step, "wall_s": 2.0 * step,
             }
-        )
+        )  # fmt: skip
     return lines
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # A busy machine is slow, not wrong: no deadline, and no fault where drawing takes long. Few examples, since the whole
 # suite must stay quick; fewer still in `make unit`.
-EXAMPLES = int(os.environ.get("RETCON_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("RETCON_EXAMPLES", "20"))
 settings.register_profile("retcon", deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("retcon")
 

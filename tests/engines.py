@@ -69,15 +69,9 @@ def make_model(name: str) -> Any:
     from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
 
     rope: dict[str, Any] = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "max_position_embeddings": WINDOW,
-    }
+        "vocab_size": VOCAB, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 96, "max_position_embeddings": WINDOW,
+    }  # fmt: skip
     configs = {
         "qwen3": lambda: Qwen3Config(**rope, tie_word_embeddings=True),
         "llama": lambda: LlamaConfig(**rope),

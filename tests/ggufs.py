@@ -22,17 +22,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 KINDS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"tie_word_embeddings": False},
-    "qwen3": {},
+    "llama": {}, "qwen2": {"tie_word_embeddings": False}, "qwen3": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True},
-    "phi3": {},
-    "gemma2": {"sliding_window": 8},
-    "gemma3_text": {"sliding_window": 8},
-    "starcoder2": {"use_bias": True},
-    "nemotron": {"hidden_act": "relu2"},
-    "stablelm": {},
-}
+    "phi3": {}, "gemma2": {"sliding_window": 8}, "gemma3_text": {"sliding_window": 8},
+    "starcoder2": {"use_bias": True}, "nemotron": {"hidden_act": "relu2"}, "stablelm": {},
+}  # fmt: skip
 """transformers' kinds of models, each with what its configuration needs besides."""
 NAMES = {"qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 """llama.cpp's names of architectures where they are others."""
@@ -42,20 +36,10 @@ def tiny(kind: str, **settings: Any) -> PreTrainedModel:
     """Two layers of width 32, with random weights and biases, two query heads to a key head."""
     torch.manual_seed(0)
     about: dict[str, Any] = {
-        "vocab_size": len(TOKENS),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "max_position_embeddings": 128,
-        "rope_theta": 50000.0,
-        "tie_word_embeddings": True,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 2,
-    }
+        "vocab_size": len(TOKENS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+        "rope_theta": 50000.0, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2,
+    }  # fmt: skip
     built: PreTrainedModel = AutoModelForCausalLM.from_config(
         AutoConfig.for_model(kind, **about | KINDS[kind] | settings), dtype=torch.float32
     )

@@ -5,24 +5,12 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 LINES = [
-    "import math\n",
-    "def solve(numbers, threshold):\n",
-    "    for i in range(len(numbers)):\n",
-    "        for j in range(i + 1, len(numbers)):\n",
-    "            if abs(numbers[i] - numbers[j]) < threshold:\n",
-    "                return True\n",
-    "                    total += 1\n",
-    "                        total += 2\n",
-    "    return False\n",
-    "print(solve([1.0, 2.0, 3.0], 0.5))\n",
-    "print(solve([1.0, 2.0, 3.0], 0.3))\n",
-    "result = math.gcd(84, 36)\n",
-    "print(result)\n",
-    "print(x)\n",
-    "\n",
-    "# naïve → 数\n",
-    "x = 1\n",
-]
+    "import math\n", "def solve(numbers, threshold):\n", "    for i in range(len(numbers)):\n",
+    "        for j in range(i + 1, len(numbers)):\n", "            if abs(numbers[i] - numbers[j]) < threshold:\n",
+    "                return True\n", "                    total += 1\n", "                        total += 2\n",
+    "    return False\n", "print(solve([1.0, 2.0, 3.0], 0.5))\n", "print(solve([1.0, 2.0, 3.0], 0.3))\n",
+    "result = math.gcd(84, 36)\n", "print(result)\n", "print(x)\n", "\n", "# naïve → 数\n", "x = 1\n",
+]  # fmt: skip
 programs = st.lists(st.sampled_from(LINES), min_size=15, max_size=40)
 """As lists of lines."""
 

@@ -16,12 +16,9 @@ from retcon.tools.scripted import ScriptedSessions
 
 FINE: dict[str, Status] = {"x = 1": "ok", "x = 1 + 1": "ok", "print('some other program')": "ok"}
 FAILING: dict[str, Status] = {
-    "x = l": "error",
-    "y": "error",
-    "while True: x = 1": "timeout",
-    "print('some other progam')": "error",
+    "x = l": "error", "y": "error", "while True: x = 1": "timeout", "print('some other progam')": "error",
     "x = 'ab' * 10**9": "limit",
-}
+}  # fmt: skip
 STRANGE: dict[str, Status] = {"pass": "ok", "lost()": "infrastructure"}
 OUTCOMES = FINE | FAILING | STRANGE
 REASONING = ["", "Hm. ", "Lét me see: ", "I write <tool_call> or ```py, then: "]

@@ -42,12 +42,9 @@ async def until(condition: Callable[[], bool]) -> None:
 def mixed(index: int, max_tokens: int) -> SamplingParams:
     """Parameters of all kinds side by side."""
     kinds: tuple[dict[str, Any], ...] = (
-        {"temperature": 0},
-        {},
-        {"temperature": 0.8, "top_p": 0.9},
-        {"top_k": 20, "min_p": 0.01},
+        {"temperature": 0}, {}, {"temperature": 0.8, "top_p": 0.9}, {"top_k": 20, "min_p": 0.01},
         {"temperature": 1.5},
-    )
+    )  # fmt: skip
     return SamplingParams(**kinds[index % len(kinds)], max_tokens=max_tokens, seed=index)
 
 

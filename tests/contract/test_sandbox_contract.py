@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from typing import Any
 
 import pytest
 
@@ -64,26 +65,24 @@ def test_no_frame_of_the_sandbox_shows(opened: Opened, code: str) -> None:
     assert "retcon" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"stdin": "a\ud800"}, "stdin is not Unicode: surrogates not allowed at character 1"),
-        ({"stdin": 3}, "stdin is a int"),
-        ({"files": {"a": "text"}}, "the content of file 'a' is a str"),
-        ({"files": {"a\ud800": b""}}, "not Unicode"),
-        ({"files": {3: b""}}, "file 3 is named by a int"),
-        ({"files": {"a\0": b""}}, "not a path inside the scratch folder"),
-        ({"files": {"a": b"", "./a": b""}}, "give it a name of its own"),
-        ({"files": {"/".join("a" * 1500): b""}}, "128 parts at most"),
-        ({"files": {str(n): b"" for n in range(9000)}}, "9000 files"),
-    ],
-)
-def test_what_cannot_be_given_to_a_program_is_the_callers_mistake_and_named(
-    opened: Opened, wrong: dict[str, object], said: str
-) -> None:
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"stdin": "a\ud800"}, "stdin is not Unicode: surrogates not allowed at character 1"),
+    ({"stdin": 3}, "stdin is a int"),
+    ({"files": {"a": "text"}}, "the content of file 'a' is a str"),
+    ({"files": {"a\ud800": b""}}, "not Unicode"),
+    ({"files": {3: b""}}, "file 3 is named by a int"),
+    ({"files": {"a\0": b""}}, "not a path inside the scratch folder"),
+    ({"files": {"a": b"", "./a": b""}}, "give it a name of its own"),
+    ({"files": {"/".join("a" * 1500): b""}}, "128 parts at most"),
+    ({"files": {str(n): b"" for n in range(9000)}}, "9000 files"),
+]
+
+
+def test_what_cannot_be_given_to_a_program_is_the_callers_mistake_and_named(opened: Opened) -> None:
     async def work(sandbox: Sandbox) -> Result:
-        with pytest.raises(ValueError, match=re.escape(said)):
-            await sandbox.run("print(1)", **wrong)
+        for wrong, said in WRONG:
+            with pytest.raises(ValueError, match=re.escape(said)):
+                await sandbox.run("print(1)", **wrong)
         return await sandbox.run("print(1)")
 
     assert opened.run(work).stdout == "1\n"
@@ -238,8 +237,8 @@ def test_no_call_sees_another(opened: Opened) -> None:
 
 def test_calls_queue(opened: Opened) -> None:
     async def work(sandbox: Sandbox) -> Result:
-        results = await asyncio.gather(*(sandbox.run(f"print({i})") for i in range(200)))
-        assert [r.stdout for r in results] == [f"{i}\n" for i in range(200)]
+        results = await asyncio.gather(*(sandbox.run(f"print({i})") for i in range(40)))
+        assert [r.stdout for r in results] == [f"{i}\n" for i in range(40)]
         return results[0]
 
     assert opened.run(work).status == "ok"

@@ -104,33 +104,32 @@ def test_a_traceback_shows_the_lines_of_the_cells_it_went_through(opened: Opened
     )
 
 
-@pytest.mark.parametrize(
-    ("code", "status", "error_type", "last"),
-    [
-        ("1 / 0", "error", "ZeroDivisionError", "ZeroDivisionError: division by zero"),
-        ("print(", "error", "SyntaxError", "SyntaxError: '(' was never closed"),
-        ("import sys; sys.exit()", "ok", None, None),
-        ("import sys; sys.exit(3)", "error", "SystemExit", "SystemExit: 3"),
-        ("import sys; sys.exit(10**30)", "error", "SystemExit", "SystemExit: 255"),
-        ("import sys\nclass X:\n    def __str__(s): 1 / 0\nsys.exit(X())", "error", "SystemExit", "SystemExit: 1"),
-        ("class S(SystemExit):\n    code = property(lambda s: 1 / 0)\nraise S", "error", "SystemExit", "SystemExit: 1"),
-        ("raise type('', (Exception,), {})('boom')", "error", "Exception", None),
-        ("raise KeyboardInterrupt", "error", "KeyboardInterrupt", "KeyboardInterrupt"),
-        ("y = []\nwhile True: y.append(bytearray(10**6))", "limit", "MemoryError", "MemoryError"),
-        ("def g(): g()\ng()", "error", "RecursionError", None),
-        ("import os\nif os.fork() == 0: raise SystemExit\nos.wait()[1]", "ok", None, None),
-        ("import os\nprint('x')\nif os.fork() == 0: 1 / 0\nos.waitpid(-1, 0)[1] and None", "ok", None, None),
-    ],
-)
-def test_a_cell_that_fails_leaves_the_session_as_it_is(
-    opened: Opened, code: str, status: str, error_type: str | None, last: str | None
-) -> None:
-    _, cell, after = cells(opened, "x = 1", code, "globals().pop('y', None)\nx + 1", limits=Limits(memory_mb=64))
-    assert (cell.status, cell.error_type, cell.exit_code) == (status, error_type, None)
-    assert "retcon" not in cell.stderr
-    if last is not None:
-        assert cell.stderr.splitlines()[-1] == last
-    assert (after.status, after.value) == ("ok", "2")
+FAILING = [
+    ("1 / 0", "error", "ZeroDivisionError", "ZeroDivisionError: division by zero"),
+    ("print(", "error", "SyntaxError", "SyntaxError: '(' was never closed"),
+    ("import sys; sys.exit()", "ok", None, None),
+    ("import sys; sys.exit(3)", "error", "SystemExit", "SystemExit: 3"),
+    ("import sys; sys.exit(10**30)", "error", "SystemExit", "SystemExit: 255"),
+    ("import sys\nclass X:\n    def __str__(s): 1 / 0\nsys.exit(X())", "error", "SystemExit", "SystemExit: 1"),
+    ("class S(SystemExit):\n    code = property(lambda s: 1 / 0)\nraise S", "error", "SystemExit", "SystemExit: 1"),
+    ("raise type('', (Exception,), {})('boom')", "error", "Exception", None),
+    ("raise KeyboardInterrupt", "error", "KeyboardInterrupt", "KeyboardInterrupt"),
+    ("def g(): g()\ng()", "error", "RecursionError", None),
+    ("import os\nif os.fork() == 0: raise SystemExit\nos.wait()[1]", "ok", None, None),
+    ("import os\nprint('x')\nif os.fork() == 0: 1 / 0\nos.waitpid(-1, 0)[1] and None", "ok", None, None),
+    ("y = []\nwhile True: y.append(bytearray(10**6))", "limit", "MemoryError", "MemoryError"),
+]
+
+
+def test_cells_that_fail_leave_the_session_as_it_is(opened: Opened) -> None:
+    codes = [code for one, *_ in FAILING for code in (one, "globals().pop('y', None)\nx + 1")]
+    _, *results = cells(opened, "x = 1", *codes, limits=Limits(memory_mb=64))
+    for (code, status, error_type, last), cell, after in zip(FAILING, results[::2], results[1::2], strict=True):
+        assert (cell.status, cell.error_type, cell.exit_code) == (status, error_type, None), code
+        assert "retcon" not in cell.stderr
+        if last is not None:
+            assert cell.stderr.splitlines()[-1] == last
+        assert (after.status, after.value) == ("ok", "2"), code
 
 
 @pytest.mark.parametrize(

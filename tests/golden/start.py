@@ -78,14 +78,8 @@ def main() -> None:
         rows = [json.dumps(row) + "\n" for row in demonstrations(600)]
         lines.write_text("".join(rows), encoding="utf-8")
         words = [
-            *QUESTIONS,
-            *FAILING,
-            *WORKING,
-            *FAILING.values(),
-            "<|im_start|>user\n",
-            "assistant\n",
-            "```python\n```",
-        ]
+            *QUESTIONS, *FAILING, *WORKING, *FAILING.values(), "<|im_start|>user\n", "assistant\n", "```python\n```",
+        ]  # fmt: skip
         words += ["tool\n", "system\n", "\n```"]
         size = make_tokenizer(words, base)
         torch.manual_seed(0)

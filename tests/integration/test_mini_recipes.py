@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -137,46 +135,12 @@ def test_reinforce_pp(run: Run) -> None:
     assert made.first_loss == pytest.approx(mean_over_tokens(over_all, made), rel=1e-4, abs=1e-7)
 
 
-def test_cleaner(run: Run) -> None:
-    made = run("mini/cleaner")
-    assert all(t.provenance.purified for t in made.rollouts)
-    assert made.lines[0]["shallow"] + made.lines[0]["deep"] > 0
-    assert made.lines[0]["spliced_share"] > 0
-    assert made.lines[0]["failures"] < made.lines[0]["raw_failures"]
-
-
 def test_cleaner_saar_70(run: Run) -> None:
     assert {t.provenance.purified for t in run("mini/cleaner/saar-70").rollouts} == {True, False}
 
 
 def test_cleaner_deep(run: Run) -> None:
     assert {t.provenance.purified for t in run("mini/cleaner/deep").rollouts} == {True, False}
-
-
-def test_cleaner_dpo(run: Run) -> None:
-    made, without = run("mini/cleaner/dpo", ONE), run("mini/cleaner/dpo", ONE, "rl.dpo_beta=0")
-    assert sampled(made) == sampled(without)
-    count = len(made.rollouts)
-    rejected = made.samples[count:]
-    line = made.lines[0]
-    assert len(rejected) == line["shallow"] + line["deep"] > 0, "what is repaired is preferred to what failed there"
-    assert line["dpo_pairs"] == len(rejected)
-    assert line["dpo_loss"] == pytest.approx(fmean(math.log1p(math.exp(-(s.margin or 0.0))) for s in rejected))
-    assert line["dpo_margin"] == pytest.approx(fmean(s.margin or 0.0 for s in rejected))
-    assert 0 <= line["dpo_accuracy"] <= 1
-    assert made.idle == []
-    raw = run("mini/cleaner/dpo", ONE, "repair.probability=0")
-    assert raw.idle == ["repair.kind=saar", "rl.dpo_beta=15.0"]
-    assert [line["dpo_pairs"] for line in raw.lines] == [0, 0]
-    for sample in rejected:
-        assert {-0.1 <= a < 0 for a, m in zip(sample.advantages or (), sample.mask, strict=True) if m} == {True}
-    risen = [
-        after - before
-        for one, other in zip(made.samples[:count], without.samples, strict=True)
-        for after, before in zip(one.advantages or (), other.advantages or (), strict=True)
-    ]
-    assert 0 == min(risen) < max(risen) == pytest.approx(0.1)
-    assert made.first_loss != without.first_loss
 
 
 def test_roc_saar(run: Run) -> None:
@@ -310,11 +274,7 @@ def test_arpo(run: Run) -> None:
     assert line["branch_shared_calls"] > 0
     assert made.idle == []
     assert line["sampled_tokens"] == sum(t.sampled_tokens for t in made.rollouts)
-    without = run("mini/arpo", "compute.micro_batch_tokens=8192", "compute.share_prompts=false", ONE)
-    assert sampled(without) == sampled(made), "the same trees each time"
-    assert without.lines[0]["shared"] == 0 < line["shared"]
-    assert line["loss"] == pytest.approx(without.lines[0]["loss"], abs=1e-5)
-    assert line["grad_norm"] == pytest.approx(without.lines[0]["grad_norm"], rel=1e-4)
+    assert line["shared"] > 0
 
 
 def test_fission(run: Run) -> None:

@@ -95,7 +95,7 @@ repairs = st.builds(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(st.lists(one_script, min_size=1, max_size=3), repairs)
 def test_logprobs_are_those_of_a_fresh_scoring_of_the_purified_sequence(model, scripts, repair):
     for trajectory in roll_out(model, scripts, repair):

@@ -64,7 +64,7 @@ def trajectories(record: dict[str, Any]) -> list[Any]:
 
 
 @every_format
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=steps)
 def test_purifying_twice_equals_once_and_leaves_its_input_alone(name: str, steps: list[Step]) -> None:
     record = FORMATS[name](steps)
@@ -104,7 +104,7 @@ runs = st.lists(attempts, min_size=1, max_size=4).flatmap(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(first=runs, second=runs)
 def test_purifying_twice_equals_once_where_the_plan_was_given_up(first: list[Step], second: list[Step]) -> None:
     once, _ = purified(FORMATS["mint"]([Step("user", "question"), *first, Step("user", "next"), *second]))
@@ -112,7 +112,7 @@ def test_purifying_twice_equals_once_where_the_plan_was_given_up(first: list[Ste
 
 
 @every_format
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=steps)
 def test_nothing_that_a_user_said_is_lost(name: str, steps: list[Step]) -> None:
     record = FORMATS[name](steps)
@@ -126,7 +126,7 @@ def test_nothing_that_a_user_said_is_lost(name: str, steps: list[Step]) -> None:
 
 
 @every_format
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=steps)
 def test_every_call_that_is_kept_has_its_own_result(name: str, steps: list[Step]) -> None:
     record = FORMATS[name](steps)
@@ -149,7 +149,7 @@ def test_every_call_that_is_kept_has_its_own_result(name: str, steps: list[Step]
 
 
 @every_format
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=steps)
 def test_the_output_has_the_same_format_and_unknown_fields_survive(name: str, steps: list[Step]) -> None:
     record = FORMATS[name](steps)
@@ -167,7 +167,7 @@ def test_the_output_has_the_same_format_and_unknown_fields_survive(name: str, st
 
 
 @every_format
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=steps)
 def test_the_cheap_look_never_misses_what_the_full_one_finds(name: str, steps: list[Step]) -> None:
     record = FORMATS[name](steps)
@@ -193,7 +193,7 @@ texts = st.lists(st.sampled_from(FRAGMENTS), max_size=7).map("".join)
 WELL_FORMED = st.sampled_from(("```python\nprint(1)\n```\n", HERMES_CALL, "<execute>1</execute>"))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(told=st.lists(st.tuples(st.sampled_from(["assistant", "user", "tool"]), texts | WELL_FORMED), max_size=5))
 def test_the_cheap_look_counts_what_the_full_one_reads_in_any_text(told: list[tuple[str, str]]) -> None:
     said = [("user", "question"), ("assistant", "I think"), *told]
@@ -214,7 +214,7 @@ def test_the_cheap_look_counts_what_the_full_one_reads_in_any_text(told: list[tu
                 assert not any(t.failures for t in read)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(output=texts)
 def test_the_cheap_look_at_an_output_agrees_with_all_rules(output: str) -> None:
     assert judge(output) == judge("\x1b[0m" + output)  # what is coloured is always read in full, without its colours
@@ -249,7 +249,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @every_format
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_record_with_anything_in_any_place_is_read_or_refused(name: str, data: st.DataObject) -> None:
     record = copy.deepcopy(FORMATS[name](REPAIRED))

@@ -17,15 +17,9 @@ from training import Zygote, make_base, make_demonstrations, small_recipe
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 TIMES = {
-    "cpu_s",
-    "wall_s",
-    "seconds",
-    "rollout_seconds",
-    "train_seconds",
-    "sync_seconds",
-    "step_seconds",
+    "cpu_s", "wall_s", "seconds", "rollout_seconds", "train_seconds", "sync_seconds", "step_seconds",
     "tokens_per_second",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -38,21 +38,13 @@ DUAL = 1.5
 LOSS_TOKENS = 16
 BETA = 0.04
 CLIPS = {
-    "grpo": (0.2, 0.2),
-    "dapo": (0.2, 0.28),
-    "dr_grpo": (0.2, 0.2),
-    "gspo": (0.05, 0.06),
-    "cispo": (1.0, 0.28),
+    "grpo": (0.2, 0.2), "dapo": (0.2, 0.28), "dr_grpo": (0.2, 0.2), "gspo": (0.05, 0.06), "cispo": (1.0, 0.28),
     "dual_clip": (0.2, 0.28),
-}
+}  # fmt: skip
 VERL_MODES = {
-    "grpo": "seq-mean-token-mean",
-    "dapo": "token-mean",
-    "dr_grpo": "seq-mean-token-sum-norm",
-    "gspo": "seq-mean-token-mean",
-    "cispo": "token-mean",
-    "dual_clip": "token-mean",
-}
+    "grpo": "seq-mean-token-mean", "dapo": "token-mean", "dr_grpo": "seq-mean-token-sum-norm",
+    "gspo": "seq-mean-token-mean", "cispo": "token-mean", "dual_clip": "token-mean",
+}  # fmt: skip
 TRL_TYPES = {"grpo": "grpo", "dapo": "dapo", "dr_grpo": "dr_grpo", "gspo": "grpo", "cispo": "cispo"}
 """It has no dual clip of this form; GSPO is its `grpo` with ratios of sequences."""
 
@@ -94,15 +86,11 @@ def trl_loss(kind: str, given: dict[str, Tensor], new: Tensor, *, beta: float = 
     )
     ids = torch.zeros(new.shape, dtype=torch.long)
     inputs = {
-        "prompt_ids": ids[:, :1],
-        "prompt_mask": ids[:, :1] + 1,
-        "completion_ids": ids,
-        "completion_mask": given["mask"].double(),
-        "advantages": given["advantages"],
-        "old_per_token_logps": given["old"],
-        "num_items_in_batch": given["mask"].sum(),
+        "prompt_ids": ids[:, :1], "prompt_mask": ids[:, :1] + 1, "completion_ids": ids,
+        "completion_mask": given["mask"].double(), "advantages": given["advantages"],
+        "old_per_token_logps": given["old"], "num_items_in_batch": given["mask"].sum(),
         "ref_per_token_logps": given["reference"],
-    }
+    }  # fmt: skip
     return GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
@@ -221,14 +209,11 @@ def trl_advantages(scaled: bool) -> list[float]:
 
 def main() -> None:
     advantages = {
-        "rewards": REWARDS,
-        "verl grpo": verl_advantages(True),
-        "verl dr_grpo": verl_advantages(False),
+        "rewards": REWARDS, "verl grpo": verl_advantages(True), "verl dr_grpo": verl_advantages(False),
         "verl rloo": verl_others(compute_rloo_outcome_advantage),
         "verl reinforce_pp": verl_others(compute_reinforce_plus_plus_baseline_outcome_advantage),
-        "trl grpo": trl_advantages(True),
-        "trl dr_grpo": trl_advantages(False),
-    }
+        "trl grpo": trl_advantages(True), "trl dr_grpo": trl_advantages(False),
+    }  # fmt: skip
     import trl
     import verl
 

@@ -60,14 +60,11 @@ def test_a_loop_is_given_the_task_and_what_names_and_seeds_the_rollout() -> None
     made(where, lambda _, trajectory: trajectory, count=6)
     assert loop.given == [
         (
-            TASK,
-            where if armed[n] else replace(where, repair=None),
-            f"t/2/{n}",
-            derive("rollout", 5, 2, "t", n),
+            TASK, where if armed[n] else replace(where, repair=None), f"t/2/{n}", derive("rollout", 5, 2, "t", n),
             Provenance(step=2, index=n, model="m"),
         )
         for n in range(6)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", [None, "42"])

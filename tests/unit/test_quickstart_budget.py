@@ -45,11 +45,8 @@ def test_the_arms_of_smollm2_differ_in_what_they_are_named_after_alone(tmp_path:
     recipes = {arm: training.recipe.model_dump() for (arm, _), (training, _) in arms.items()}
     own = {arm: (recipe.pop("repair")["kind"], recipe.pop("select")["kind"]) for arm, recipe in recipes.items()}
     assert own == {
-        "baseline": ("none", "none"),
-        "blame": ("none", "none"),
-        "roc": ("none", "roc"),
-        "saar": ("saar", "none"),
-    }
+        "baseline": ("none", "none"), "blame": ("none", "none"), "roc": ("none", "roc"), "saar": ("saar", "none"),
+    }  # fmt: skip
     assert {arm: recipe["rl"].pop("blame") for arm, recipe in recipes.items()} == dict.fromkeys(own, 0.0) | {
         "blame": 0.5
     }

@@ -64,14 +64,10 @@ def test_a_teacher_has_no_probabilities():
 @pytest.mark.parametrize(
     ("stop", "reward", "why"),
     [
-        ("answer", 1.0, None),
-        ("answer", 0.0, WRONG),
-        ("answer", -1.0, WRONG),
-        ("turns", 1.0, UNANSWERED),
-        ("length", 1.0, TOO_LONG),
-        ("infrastructure", None, LOST),
+        ("answer", 1.0, None), ("answer", 0.0, WRONG), ("answer", -1.0, WRONG), ("turns", 1.0, UNANSWERED),
+        ("length", 1.0, TOO_LONG), ("infrastructure", None, LOST),
     ],
-)
+)  # fmt: skip
 def test_a_demonstration_is_rejected_by_how_it_ended_and_then_by_its_reward(
     stop: Stop, reward: float | None, why: str | None
 ) -> None:

@@ -46,7 +46,7 @@ from retcon.transcripts.verdicts import judge
 
 RETOOL, VERL = NOTATIONS[0], HermesInText()
 ENCODER = JointEncoder(ByteTokenizer())
-MEASURABLE, LONGEST, FACTOR, BOUND = 0.001, 1 << 16, 8, 24
+MEASURABLE, LONGEST, FACTOR, BOUND = 0.0004, 1 << 16, 8, 24
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):

@@ -168,12 +168,9 @@ def test_a_model_here_teaches_and_another_ones_words_go_into_the_learners_templa
     replies = ["```python\nprint(5 * 6)\n```", "So \\boxed{30}."]
     rows = [{"question": f"What is {n} times 6?", "answer": str(n * 6)} for n in (5, 7)]
     engine = (
-        "demos.kind=engine",
-        f"demos.model='{model}'",
-        "demos.style=markdown",
-        "demos.tries=2",
+        "demos.kind=engine", f"demos.model='{model}'", "demos.style=markdown", "demos.tries=2",
         "engine.kind=scripted",
-    )
+    )  # fmt: skip
     recipe = annotated_recipe(tmp_path, rows, *engine, f"engine.replies={json.dumps(replies)}")
     summary, (one,) = made(recipe, tmp_path / "d.jsonl")
     assert (summary.kept, dict(summary.rejected)) == (1, {"wrong to the grader": 1})

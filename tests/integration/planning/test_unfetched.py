@@ -25,13 +25,9 @@ pytestmark = pytest.mark.torch
 ROOT = Path(__file__).parents[3]
 OWN = ROOT / "recipes/own.toml"
 BILLIONS = {
-    "Qwen/Qwen2.5-3B-Instruct": 3.09,
-    "Qwen/Qwen2.5-7B-Instruct": 7.61,
-    "Qwen/Qwen2.5-32B-Instruct": 32.5,
-    "Qwen/Qwen3-4B-Instruct-2507": 4.0,
-    "Qwen/Qwen3-14B-Base": 14.8,
-    "Qwen/Qwen3-30B-A3B-Base": 30.5,
-}
+    "Qwen/Qwen2.5-3B-Instruct": 3.09, "Qwen/Qwen2.5-7B-Instruct": 7.61, "Qwen/Qwen2.5-32B-Instruct": 32.5,
+    "Qwen/Qwen3-4B-Instruct-2507": 4.0, "Qwen/Qwen3-14B-Base": 14.8, "Qwen/Qwen3-30B-A3B-Base": 30.5,
+}  # fmt: skip
 """Parameters, as the models' cards have them."""
 OF_THE_HUB = {"deepseek-ai/deepseek-math-7b-instruct", "Qwen/Qwen2.5-Math-7B"}
 """Models that recipes name and whose sizes are not shipped."""

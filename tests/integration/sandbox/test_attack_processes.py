@@ -129,14 +129,10 @@ def test_a_daemon_is_gone_with_its_call(jail: Jail, holds: bool) -> None:
 @pytest.mark.parametrize(
     "work",
     [
-        "os.fork()",
-        "os.forkpty()",
-        "subprocess.run(['true'])",
-        "os.posix_spawn('/bin/true', ['true'], {})",
-        "os.system('true') and 1 / 0",
-        "multiprocessing.get_context('fork').Process(target=print).start()",
+        "os.fork()", "os.forkpty()", "subprocess.run(['true'])", "os.posix_spawn('/bin/true', ['true'], {})",
+        "os.system('true') and 1 / 0", "multiprocessing.get_context('fork').Process(target=print).start()",
     ],
-)
+)  # fmt: skip
 def test_no_process_is_started(jail: Jail, work: str) -> None:
     result = jail.attack(f"import multiprocessing, os, subprocess\n{work}\nprint('started', os.getpid())")
     assert (result.status, result.stdout) == ("error", ""), result

@@ -42,15 +42,12 @@ def submission(solution: str, **more: Any) -> dict[str, Any]:
         (submission("print('Tool call success')\nraise ValueError"), False, False, "", "Tool call success\n"),
         (submission("while True: pass"), False, False, "worker_timeout", ""),
         (
-            submission("print(1)", input=None, expected_output=None, options={"a": "b"}, unknown=[1]),
-            True,
-            True,
-            "",
+            submission("print(1)", input=None, expected_output=None, options={"a": "b"}, unknown=[1]), True, True, "",
             "1\n",
         ),
         (submission("print(1)", input="\ud800"), False, False, "invalid_input", None),
     ],
-)
+)  # fmt: skip
 def test_a_submission(
     http: httpx.Client, sent: dict[str, Any], success: bool, run_success: bool, reason: str, stdout: str | None
 ) -> None:
@@ -144,19 +141,12 @@ def test_run_code_that_works(http: httpx.Client) -> None:
     assert (
         answer.pop("run_result").items()
         >= {
-            "status": "Finished",
-            "return_code": 0,
-            "stdout": "in\n",
-            "stderr": "",
+            "status": "Finished", "return_code": 0, "stdout": "in\n", "stderr": "",
         }.items()
-    )
+    )  # fmt: skip
     assert answer == {
-        "status": "Success",
-        "message": "",
-        "compile_result": None,
-        "executor_pod_name": None,
-        "files": {},
-    }
+        "status": "Success", "message": "", "compile_result": None, "executor_pod_name": None, "files": {},
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

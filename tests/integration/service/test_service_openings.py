@@ -100,11 +100,8 @@ def test_a_session_opened_under_a_key_that_nobody_asks_of_is_closed_after_a_minu
         assert client.sandbox.open_sessions == 3
         await client.later(120)
         assert [(await client.http.get(path)).status_code for path in (unused, told, used, plain)] == [
-            404,
-            200,
-            200,
-            200,
-        ]
+            404, 200, 200, 200,
+        ]  # fmt: skip
         again = await client.opened("unused")
         assert (again != unused, client.sandbox.open_sessions) == (True, 4)
 

@@ -181,15 +181,12 @@ def test_of_sessions_that_have_ended_the_latest_are_known(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("path", "body", "status", "field"),
     [
-        ("", {"limit": {}}, 422, "limit"),
-        ("", {"limits": {"cpu_seconds": 0}}, 422, "limits.cpu_seconds"),
-        ("/{id}/run", {"code": ""}, 422, "code"),
-        ("/{id}/run", {"code": "1", "fetch": "a"}, 422, "fetch"),
-        ("/{id}/rollback", {}, 422, "checkpoint"),
-        ("/{id}/rollback", {"checkpoint": "x"}, 404, "checkpoint"),
+        ("", {"limit": {}}, 422, "limit"), ("", {"limits": {"cpu_seconds": 0}}, 422, "limits.cpu_seconds"),
+        ("/{id}/run", {"code": ""}, 422, "code"), ("/{id}/run", {"code": "1", "fetch": "a"}, 422, "fetch"),
+        ("/{id}/rollback", {}, 422, "checkpoint"), ("/{id}/rollback", {"checkpoint": "x"}, 404, "checkpoint"),
         ("/{id}/checkpoints/x", {}, 405, None),
     ],
-)
+)  # fmt: skip
 def test_bad_requests_are_refused_by_field(path: str, body: dict[str, Any], status: int, field: str | None) -> None:
     async def work(client: SandboxClient, http: httpx.AsyncClient, sandbox: MemorySandbox) -> None:
         session = await client.session()

@@ -182,18 +182,14 @@ def test_what_is_read_is_not_written_over(words: tuple[str, ...], tmp_path: Path
         *(
             (("--recipe", "mini/grpo", "--count", 1, option, value), f"{option} is for files, .* set task.{key} in")
             for option, value, key in [
-                ("--against", "a.jsonl", "against"),
-                ("--grader", "number", "grader"),
-                ("--column", "answer=b", "columns"),
-                ("--split", "train", "split"),
-                ("--subset", "main", "subset"),
-                ("--revision", "v2", "revision"),
-                ("--system", "Think.", "system"),
+                ("--against", "a.jsonl", "against"), ("--grader", "number", "grader"),
+                ("--column", "answer=b", "columns"), ("--split", "train", "split"), ("--subset", "main", "subset"),
+                ("--revision", "v2", "revision"), ("--system", "Think.", "system"),
                 ("--share", 0.5, "evaluation_share"),
             ]
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_exported_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=says):
         export(tmp_path / "out.parquet", *words)

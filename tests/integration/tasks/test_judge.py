@@ -91,11 +91,8 @@ def test_the_verdict_is_asked_for_and_read(serve: Any, monkeypatch: pytest.Monke
     )
     ((path, authorization, body),) = judge.asked
     assert (path, authorization, body["model"], body["temperature"]) == (
-        "/v1/chat/completions",
-        f"Bearer {KEY}",
-        "judge-1",
-        0.0,
-    )
+        "/v1/chat/completions", f"Bearer {KEY}", "judge-1", 0.0,
+    )  # fmt: skip
     prompt = body["messages"][0]["content"]
     assert r"\boxed{1}, {answer} {question}" in prompt, "what a reply says is not filled in"
     assert TASK.question in prompt

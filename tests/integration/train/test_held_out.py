@@ -107,12 +107,9 @@ def test_the_figures_of_an_evaluation_by_hand(tmp_path: Path) -> None:
     """Three rollouts of each of two problems; those that are right answer 1."""
     replies = {
         "0/0": [call("print(a)"), call("print(b)"), call("print(1)"), "1"],
-        "0/1": [call("print(2)"), call("print(a)"), "2"],
-        "0/2": ["2"],
-        "1/0": [call("print(3)"), "2"],
-        "1/1": ["1"],
+        "0/1": [call("print(2)"), call("print(a)"), "2"], "0/2": ["2"], "1/0": [call("print(3)"), "2"], "1/1": ["1"],
         "1/2": ["1"],
-    }
+    }  # fmt: skip
     given = ("rollout.max_tokens=2000", "rollout.max_turns=6", "evaluate.problems=2", "evaluate.every_samples=3")
     seen: list[str] = []
 

@@ -1,7 +1,6 @@
 """The update on a real model: what accumulates, what is skipped, and what is refused."""
 
 import copy
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +9,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.core.errors import TrainingDiverged, UnscoredTokens
-from retcon.core.types import RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Sample, Segment, Trajectory, Turn
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate, minibatches
@@ -170,15 +169,6 @@ def test_where_nothing_has_an_advantage_nothing_moves(model):
     assert all(torch.equal(v, before[k]) for k, v in trained.state_dict().items())
 
 
-def test_masked_spliced_tokens_are_an_option(model):
-    muting = CONFIG.model_copy(update={"mask_negative_spliced": True})
-    wholly_spliced = [sample(9, -1.0, learnt=4, spliced=4)]
-    assert moved(model, wholly_spliced)[1]["grad_norm"] > 0
-    assert moved(model, wholly_spliced, muting)[1]["grad_norm"] == 0
-    right = [sample(9, 1.0, learnt=4, spliced=4)]
-    assert_moved_alike(moved(model, right)[0], moved(model, right, muting)[0])
-
-
 def test_weights_of_a_sample_scale_its_gradient(model):
     half, none = replace(sample(9, 1.0), weights=(None,) * 5 + (0.5,) * 4), sample(9, 1.0)
     assert_moved_alike(moved(model, [none])[0], {k: 2 * v for k, v in moved(model, [half])[0].items()})
@@ -228,29 +218,6 @@ def test_a_group_becomes_samples_with_advantages():
         rewards_of([trajectory(1.0), trajectory(None)])
     with pytest.raises(UnscoredTokens):
         to_samples([trajectory(1.0), trajectory(-1.0, None)], [1.0, -1.0], CONFIG)
-
-
-def test_spliced_ids_of_a_group_are_weighed_where_the_recipe_says_so():
-    call = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
-    fix = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
-    turn = Turn((Segment("spliced", "c", (3,), (-1.0,)),), (call,), abandoned=(fix,), repair=RepairRecord("deep", 1))
-    group = [replace(trajectory(1.0), turns=(turn,)), trajectory(-1.0)]
-    assert [s.weights for s in to_samples(group, [1.0, -1.0], CONFIG)] == [None, None]
-    config = CONFIG.model_copy(update={"splice_weight": "truncated", "splice_weight_cap": 1.5})
-    assert [s.weights for s in to_samples(group, [1.0, -1.0], config)] == [(None, 1.5), (None, None)]
-    config = config.model_copy(update={"splice_weight_cap": 9.0})
-    assert to_samples(group, [1.0, -1.0], config)[0].weights[1] == pytest.approx(math.e)
-
-
-@pytest.mark.parametrize(("reward", "count"), [(1.0, 2), (0.0, 0), (-1.0, 0), (None, 0)])
-def test_tries_are_compared_in_rollouts_that_are_right(reward, count):
-    call = ToolCall("0", "python", {"code": "x"}, char=0, start=0)
-    failure = Turn((Segment("sampled", "c", (3,), (-2.0,)),), (call,), stop="call")
-    turn = Turn(
-        (Segment("sampled", "d", (4,), (-1.0,)),), (call,), abandoned=(failure,), repair=RepairRecord("resampled", 1)
-    )
-    config = CONFIG.model_copy(update={"contrast": 1.0})
-    assert len(to_samples([replace(trajectory(reward), turns=(turn,))], [1.0], config)) == 1 + count
 
 
 def test_matrices_decay_and_norms_and_biases_do_not() -> None:

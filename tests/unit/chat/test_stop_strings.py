@@ -40,7 +40,7 @@ def first(text: str, strings: tuple[str, ...]) -> int | None:
     return min(ends, default=None)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     text=st.text("ab€\n", max_size=40),
     strings=st.lists(st.text("ab€\n", min_size=1, max_size=5), min_size=1, max_size=3),
@@ -51,7 +51,7 @@ def test_the_id_that_completes_a_string_ends_it(text: str, strings: list[str]) -
     assert found == (None if expected is None else len(text[:expected].encode()))
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_a_string_over_and_within_ids(ids: list[int]) -> None:
     tokenizer = Pieces("x", "``", "`\n", "\n``", "`", "`python")

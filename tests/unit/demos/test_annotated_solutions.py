@@ -291,20 +291,10 @@ def test_arithmetic_is_read_as_people_write_it(text: str, value: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "$ $",
-        "1/0",
-        "9**9**9",
-        "2**1000",
-        "2**65",
-        "2**-1",
-        "4**.5",
-        "a+1",
-        "__import__('os')",
-        "1+" * 100 + "1",
-        "(1",
+        "", "$ $", "1/0", "9**9**9", "2**1000", "2**65", "2**-1", "4**.5", "a+1", "__import__('os')",
+        "1+" * 100 + "1", "(1",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(NoArithmetic):
         parse(text)

@@ -96,16 +96,12 @@ class Asked(TorchFunctionMode):
 @pytest.mark.parametrize(
     ("device", "dtype", "masked", "copied"),
     [
-        ("cuda", torch.bfloat16, False, False),
-        ("cuda", torch.float16, False, False),
-        ("cuda", torch.bfloat16, True, True),
-        ("cuda", torch.float16, True, True),
-        ("cuda", torch.float32, False, True),
-        ("cuda", torch.float32, True, True),
-        ("cpu", torch.float32, False, False),
-        ("cpu", torch.float32, True, False),
+        ("cuda", torch.bfloat16, False, False), ("cuda", torch.float16, False, False),
+        ("cuda", torch.bfloat16, True, True), ("cuda", torch.float16, True, True),
+        ("cuda", torch.float32, False, True), ("cuda", torch.float32, True, True),
+        ("cpu", torch.float32, False, False), ("cpu", torch.float32, True, False),
     ],
-)
+)  # fmt: skip
 def test_keys_of_a_group_are_copied_where_only_a_gpus_slowest_kernel_knows_of_groups(
     device: str, dtype: torch.dtype, masked: bool, copied: bool
 ) -> None:

@@ -51,14 +51,9 @@ def test_rows_that_follow_prompts_of_two_lengths() -> None:
     assert packing.ids.dtype == packing.positions.dtype == torch.int64
     prompts, own = packing.buckets
     assert plain(prompts) == {
-        "start": 0,
-        "stop": 7,
-        "rows": 2,
-        "width": 4,
-        "index": [0, 1, 2, 3, 4, 5, 6, 6],
-        "kept": [0, 1, 2, 3, 4, 5, 6],
-        "prefix": None,
-    }
+        "start": 0, "stop": 7, "rows": 2, "width": 4, "index": [0, 1, 2, 3, 4, 5, 6, 6],
+        "kept": [0, 1, 2, 3, 4, 5, 6], "prefix": None,
+    }  # fmt: skip
     assert plain(own) == {
         "start": 7,
         "stop": 22,
@@ -67,13 +62,10 @@ def test_rows_that_follow_prompts_of_two_lengths() -> None:
         "index": [*range(15), 14],
         "kept": list(range(15)),
         "prefix": {
-            "index": [0, 1, 2, 3, 4, 5, 6, 6],
-            "kept": [0, 1, 2, 3, 4, 5, 6],
-            "distinct": True,
-            "count": 2,
+            "index": [0, 1, 2, 3, 4, 5, 6, 6], "kept": [0, 1, 2, 3, 4, 5, 6], "distinct": True, "count": 2,
             "rows": [0, 0, 1, 1],
         },
-    }
+    }  # fmt: skip
     causal = [[0, NO, NO, NO], [0, 0, NO, NO], [0, 0, 0, NO], [0, 0, 0, 0]]
     all_of_it, but_the_padding = ([[*prompt, *row] for row in causal] for prompt in ((0, 0, 0, 0), (0, 0, 0, NO)))
     assert own.prefix is not None
@@ -106,13 +98,10 @@ def test_trees_whose_branches_begin_with_the_same_prompt(dtype: torch.dtype) -> 
         "index": None,
         "kept": None,
         "prefix": {
-            "index": [0, 1, 1, 1, 0, 1, 10, 11, 0, 1, 12, 13],
-            "kept": [0, 1, *range(4, 12)],
-            "distinct": False,
-            "count": 3,
-            "rows": [1, 1, 2, 2, 0, 0],
+            "index": [0, 1, 1, 1, 0, 1, 10, 11, 0, 1, 12, 13], "kept": [0, 1, *range(4, 12)], "distinct": False,
+            "count": 3, "rows": [1, 1, 2, 2, 0, 0],
         },
-    }
+    }  # fmt: skip
     assert own.prefix is not None
     after_four, after_two = [[0, 0, 0, 0, 0, NO], [0] * 6], [[0, 0, NO, NO, 0, NO], [0, 0, NO, NO, 0, 0]]
     assert own.prefix.mask.tolist() == [[after_four]] * 4 + [[after_two]] * 2

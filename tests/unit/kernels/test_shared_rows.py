@@ -51,12 +51,8 @@ def test_families_share_a_prompt_and_come_as_they_appear() -> None:
         sample(1, 2, 3),
     ]
     assert families(samples) == [
-        Family((0,), 0),
-        Family((1, 4, 7), 2),
-        Family((2, 6), 3),
-        Family((3,), 0),
-        Family((5,), 0),
-    ]
+        Family((0,), 0), Family((1, 4, 7), 2), Family((2, 6), 3), Family((3,), 0), Family((5,), 0),
+    ]  # fmt: skip
     assert families([]) == []
 
 
@@ -84,21 +80,10 @@ def test_rows_are_the_beginnings_and_then_what_each_sample_has_of_its_own() -> N
     ]
     rows, own = rows_of(samples, share=True)
     assert rows == [
-        Row(1, 0, 2, None),
-        Row(1, 2, 3, 0),
-        Row(1, 3, 4, 1),
-        Row(7, 0, 2, None),
-        Row(0, 0, 4, None),
-        Row(1, 4, 6, 2),
-        Row(2, 4, 6, 2),
-        Row(3, 3, 5, 1),
-        Row(4, 2, 5, 0),
-        Row(5, 2, 4, 0),
-        Row(6, 2, 4, 0),
-        Row(7, 2, 3, 3),
-        Row(8, 2, 3, 3),
-        Row(9, 2, 4, 3),
-    ]
+        Row(1, 0, 2, None), Row(1, 2, 3, 0), Row(1, 3, 4, 1), Row(7, 0, 2, None), Row(0, 0, 4, None), Row(1, 4, 6, 2),
+        Row(2, 4, 6, 2), Row(3, 3, 5, 1), Row(4, 2, 5, 0), Row(5, 2, 4, 0), Row(6, 2, 4, 0), Row(7, 2, 3, 3),
+        Row(8, 2, 3, 3), Row(9, 2, 4, 3),
+    ]  # fmt: skip
     assert own == list(range(4, 14))
     assert [chain(rows, n) for n in (0, 2, 5, 7, 13, None)] == [[0], [0, 1, 2], [0, 1, 2, 5], [0, 1, 7], [3, 13], []]
 

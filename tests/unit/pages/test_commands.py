@@ -128,21 +128,6 @@ def test_nothing_is_read_past() -> None:
     assert len(SHOWN) > 150
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("retcon tran quickstart/saar", "no command tran"),
-        ("retcon train quickstart/saar --form base", "no option --form of train"),
-        ("retcon train quickstart/sar", "no recipe quickstart/sar"),
-        ("retcon train quickstart/saar repair.gama=1", "no key repair.gama"),
-        ("retcon train mini/stages/rstar2 stages.short.run.seed=1", "no key stages.short.run.seed"),
-        ("retcon train quickstart/saar stages.short.rollout.max_tokens=1 stages.2.steps=3 rl.steps=4", None),
-    ],
-)
-def test_faults_of_commands_are_found(line: str, said: str | None) -> None:
-    assert fault(line.split()[1:]) == said
-
-
 def test_helps_show_every_word() -> None:
     """To rich, a word in brackets is a style, and vanishes unless it is escaped."""
     helps = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 from parts.fleet.costs import Costs
 from parts.fleet.loads import Job, Turn
 from parts.fleet.rivals import Aimd, LeastRequests, PrefixAffinity, Reserving, Static, Sticky
-from parts.fleet.slotted import SlottedReplica
 from parts.fleet.world import Fault, Outcome, Policy, World, bounds
 
 STEP = 0.125
@@ -68,24 +65,6 @@ def test_equal_trajectories_share_their_forwards() -> None:
     assert simulate([job((80, 0, 0.0))] * 128, PLAIN).makespan >= 160 * STEP  # 64 at a time
 
 
-def test_a_long_history_is_computed_in_chunks_beside_what_decodes() -> None:
-    """2,500 tokens in chunks of 1,000, less one for the sequence that decodes: three forwards."""
-    jobs = [job((100, 0, 0.0), prompt=10), job((10, 0, 0.0), prompt=2500, group=1, limit=5000)]
-    late = World(jobs, REAL, 1, LeastRequests(1))
-    outcome = late.run()
-    assert outcome.prefilled == 2510
-    assert outcome.decoded == 110
-    assert late.replicas[0].counts.forwards == 3 + 99 - 2  # both are in the first chunk, the first decodes from then on
-
-
-def test_siblings_share_the_prompt_that_one_of_them_has_computed() -> None:
-    jobs = [job((50, 0, 0.0), prompt=500), job((10, 400, 2.0), (10, 0, 0.0), prompt=500, limit=2000)]
-    assert simulate(jobs, PLAIN).prefilled == 500 + 500 + 400  # they came together
-    later = [job((50, 0, 0.0), prompt=500, limit=9000), job((10, 0, 0.0), prompt=500, limit=9000)]
-    alone = simulate(later, PLAIN, policy=Reserving(1, 10_000, 9000))
-    assert alone.prefilled == 500 + 1
-
-
 def test_an_overflow_puts_the_last_one_back_and_no_token_is_decoded_twice() -> None:
     tight = Costs(capacity=300, base=STEP, row=0.0, context=0.0, prefill=0.0)
     jobs = [job((180, 0, 0.0), prompt=20, group=n) for n in range(2)]
@@ -95,54 +74,6 @@ def test_an_overflow_puts_the_last_one_back_and_no_token_is_decoded_twice() -> N
     assert outcome.again > 0
     # Both reach 150 tokens, where one goes on alone for 50 more; the other has its 151 computed again.
     assert outcome.makespan == pytest.approx((180 + 50) * STEP, abs=2 * STEP)
-
-
-def test_a_local_engine_keeps_what_was_used_just_now_from_new_trajectories() -> None:
-    company, comes_back, new = (
-        job((50, 0, 0.0)),
-        job((20, 0, STEP), (10, 0, 0.0), prompt=90),
-        job((5, 0, 0.0), prompt=240),
-    )
-    jobs = [replace(one, group=n) for n, one in enumerate((company, comes_back, new))]
-    tight = replace(PLAIN, capacity=320)
-    assert simulate(jobs, tight).again > 0
-    assert simulate(jobs, tight, engine=partial(SlottedReplica, longest=400)).again == 0
-
-
-def test_a_local_engine_shares_a_prompt_only_with_what_begins() -> None:
-    slotted = partial(SlottedReplica, longest=1000)
-    siblings = [job((5, 0, 0.0), prompt=100) for _ in range(4)]
-    assert simulate(siblings, PLAIN, engine=slotted).prefilled == 100 + 3  # a copy feeds one token
-    growing = [job((120, 0, 0.0), prompt=100, group=n) for n in range(2)]
-    outcome = simulate(growing, replace(PLAIN, capacity=400), engine=slotted)
-    assert outcome.preempted > 0
-    assert outcome.decoded == 240
-    assert outcome.prefilled > 2 * 100 + 100  # what was put back begins anew, its prompt included
-
-
-def test_a_replica_that_dies_loses_its_tokens_and_they_are_decoded_again() -> None:
-    jobs = [job((80, 0, 0.0), group=n) for n in range(4)]
-    outcome = simulate(jobs, PLAIN, 2, faults=[Fault(1, 5.0 + STEP / 2, 100.0)])
-    assert outcome.decoded == 4 * 80 + outcome.lost
-    assert outcome.failed >= 2
-    assert outcome.makespan == pytest.approx(5.0 + 80 * STEP, abs=0.5)
-
-
-def test_a_straggler_takes_longer_for_everything() -> None:
-    assert simulate([job((80, 0, 0.0))], PLAIN, slow={0: 2.0}).makespan == pytest.approx(160 * STEP)
-
-
-@given(
-    st.floats(1e-4, 1), st.floats(0, 1e-2), st.floats(0, 1e-4), st.integers(1, 200), st.integers(0, 10_000), st.data()
-)
-def test_forwards_within_a_time_are_the_least_that_take_as_long(
-    base: float, row: float, context: float, rows: int, tokens: int, data: st.DataObject
-) -> None:
-    costs = Costs(10**6, base, row, context, 0.0)
-    count = data.draw(st.integers(1, 10_000))
-    seconds = costs.steps(count, rows, tokens)
-    assert costs.steps_within(seconds, rows, tokens) in (count, count + 1)
-    assert costs.steps_within(seconds * 0.999, rows, tokens) <= count
 
 
 TURNS = st.lists(st.tuples(st.integers(1, 120), st.integers(0, 60), st.floats(0, 20)), min_size=1, max_size=5)

@@ -82,21 +82,15 @@ def test_a_branch_says_what_it_left_and_where() -> None:
 def test_a_trajectory_as_it_stands() -> None:
     assert printed(show_trajectory(lived(shallow()))).splitlines() == [
         "────────────────────────────── trajectory run/3-1 ──────────────────────────────",
-        "task task-7 · 1 call, 0 failed · as sampled: 3 calls, 2 failed · 0 tokens ",
-        "sampled · purifier armed",
-        "     user │ what is it?",
-        "turn 1 · call ──────────────────────────────────────────────────────────────────",
-        "   repair │ shallow: program replaced · similarity 0.83 · 2 attempts",
-        "  sampled │ first the gcd",
-        "  spliced + ```python",
-        "          + from math import gcd",
-        "          + ```<|im_end|>",
-        "       ok │ 2  0.25 s",
-        "turn 2 · answer ────────────────────────────────────────────────────────────────",
+        "task task-7 · 1 call, 0 failed · as sampled: 3 calls, 2 failed · 0 tokens ", "sampled · purifier armed",
+        "     user │ what is it?", "turn 1 · call ──────────────────────────────────────────────────────────────────",
+        "   repair │ shallow: program replaced · similarity 0.83 · 2 attempts", "  sampled │ first the gcd",
+        "  spliced + ```python", "          + from math import gcd", "          + ```<|im_end|>",
+        "       ok │ 2  0.25 s", "turn 2 · answer ────────────────────────────────────────────────────────────────",
         "  sampled │ it is 2.<|im_end|>",
         "────────────────────────────────────────────────────────────────────────────────",
         "reward 1 · stop answer · answer 2",
-    ]
+    ]  # fmt: skip
 
 
 FIRST = ["first the gcd", "```python", "x = gcd(8, 6)", "```<|im_end|>"]
@@ -176,13 +170,8 @@ def test_a_hermes_call_is_shown_as_its_program(kind: Kind) -> None:
     lines = printed(show_trajectory(lived(turn))).splitlines()
     at = lines.index("  sampled │ so I compute it:")
     assert [line[12:] for line in lines[at:][:6]] == [
-        "so I compute it:",
-        "<tool_call> python",
-        "a = 1",
-        "print(a)",
-        "</tool_call><|im_end|>",
-        "(no output)",
-    ]
+        "so I compute it:", "<tool_call> python", "a = 1", "print(a)", "</tool_call><|im_end|>", "(no output)",
+    ]  # fmt: skip
 
 
 def test_what_is_not_known_is_not_zero() -> None:
@@ -194,7 +183,7 @@ def test_what_is_not_known_is_not_zero() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(trajectories())
 def test_any_trajectory_can_be_shown(trajectory: Trajectory) -> None:
     for show in (show_trajectory, show_purification):

@@ -10,16 +10,11 @@ from retcon.sandbox.pool.paths import check_room, inside_scratch, to_write
 @pytest.mark.parametrize(
     "names",
     [
-        ["/tmp/scratch"],
-        ["/data/a", "/mnt/a/b"],
-        ["/workspace/a", "/mnt/a"],
-        ["/tmp/scratch/a/b", "a"],
-        ["a", "./a"],
-        ["a/b", "a"],
-        ["a/"],
+        ["/tmp/scratch"], ["/data/a", "/mnt/a/b"], ["/workspace/a", "/mnt/a"], ["/tmp/scratch/a/b", "a"],
+        ["a", "./a"], ["a/b", "a"], ["a/"],
     ],
     ids="-".join,
-)
+)  # fmt: skip
 def test_no_path_is_a_folder_or_another_files_by_whatever_name(names: list[str]) -> None:
     with pytest.raises(ValueError, match="give it a name of its own"):
         to_write(names, "namespaces")

@@ -35,16 +35,11 @@ LIMITS = st.builds(
     processes=st.integers(1, 10**9),
 )
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    str: TEXTS,
-    int: st.integers(),
-    float: st.floats(allow_nan=False),
-    bool: st.booleans(),
-    list[str]: st.lists(TEXTS, max_size=3),
-    list[int]: st.lists(st.integers(), max_size=3),
-    dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3),
-    type(None): st.none(),
+    str: TEXTS, int: st.integers(), float: st.floats(allow_nan=False), bool: st.booleans(),
+    list[str]: st.lists(TEXTS, max_size=3), list[int]: st.lists(st.integers(), max_size=3),
+    dict[str, str]: st.dictionaries(TEXTS, TEXTS, max_size=3), type(None): st.none(),
     Bounds: LIMITS.map(request.bounds),
-}
+}  # fmt: skip
 
 
 def some(kind: Any) -> st.SearchStrategy[Any]:
@@ -67,21 +62,11 @@ def test_a_message_arrives_as_it_was_sent(kind: Any, data: st.DataObject) -> Non
 @pytest.mark.parametrize(
     "body",
     [
-        b"",
-        b"[]",
-        b"{}",
-        b'{"Forked": [1], "x": 2}',
-        b'["Forked", []]',
-        b'["Forked", [1, 2]]',
-        b'["Forked", 1]',
-        b'["Bounds", [1, 1, 1, 1, 1, 1, 1]]',
-        b'["OpenSession", [[1]]]',
-        b'["OpenSession", [3]]',
-        b'["OpenSession", {}]',
-        b'[["OpenSession"], []]',
-        b"\xff",
+        b"", b"[]", b"{}", b'{"Forked": [1], "x": 2}', b'["Forked", []]', b'["Forked", [1, 2]]', b'["Forked", 1]',
+        b'["Bounds", [1, 1, 1, 1, 1, 1, 1]]', b'["OpenSession", [[1]]]', b'["OpenSession", [3]]',
+        b'["OpenSession", {}]', b'[["OpenSession"], []]', b"\xff",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a message of the sandbox"):
         decoded(body)

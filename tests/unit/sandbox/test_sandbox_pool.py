@@ -38,13 +38,10 @@ def test_a_worker_that_ends_at_once_is_reported_with_its_exit_code(monkeypatch: 
 @pytest.mark.parametrize(
     "limits",
     [
-        {"cpu_seconds": 0},
-        {"memory_mb": -1},
-        {"wall_seconds": float("nan")},
-        {"wall_seconds": float("inf")},
+        {"cpu_seconds": 0}, {"memory_mb": -1}, {"wall_seconds": float("nan")}, {"wall_seconds": float("inf")},
         {"processes": 10**12},
     ],
-)
+)  # fmt: skip
 def test_a_limit_must_be_one_that_can_be_set(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"limit {next(iter(limits))} is"):
         Limits(**limits)

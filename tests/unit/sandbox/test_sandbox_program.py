@@ -33,20 +33,17 @@ def test_an_unknown_keyword_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"code": b"1"}, "code is a bytes"),
-        ({"stdin": None}, "stdin is a NoneType"),
+        ({"code": b"1"}, "code is a bytes"), ({"stdin": None}, "stdin is a NoneType"),
         ({"stdin": "a\ud800"}, "stdin is not Unicode: surrogates not allowed at character 1"),
         ({"files": {1: b""}}, "file 1 is named by a int"),
-        ({"files": {"a": "x"}}, "the content of file 'a' is a str"),
-        ({"timeout": 0}, "limit cpu_seconds is 0"),
+        ({"files": {"a": "x"}}, "the content of file 'a' is a str"), ({"timeout": 0}, "limit cpu_seconds is 0"),
         ({"memory": -1}, "limit memory_mb is -1"),
         ({"memory": 512.0}, "limit memory_mb is 512.0, a float: it must be of type int"),
         ({"timeout": "5"}, "limit cpu_seconds is '5', a str: it must be of type float"),
         ({"seed": -1}, "seed is -1: it must be a whole number from 0 and below 2\\*\\*63"),
-        ({"seed": 1 << 63}, "seed is 9223372036854775808"),
-        ({"seed": True}, "seed is True"),
+        ({"seed": 1 << 63}, "seed is 9223372036854775808"), ({"seed": True}, "seed is True"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_program_is_refused_by_name_when_it_is_made(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Program(**{"code": "1"} | options)

@@ -9,13 +9,10 @@ from retcon.sandbox.service.calls import decode_files, fastapi_error_body
 @pytest.mark.parametrize(
     ("field", "where"),
     [
-        (None, []),
-        ("code", ["code"]),
-        ("cells[12]", ["cells", 12]),
-        ("submissions[3].solution", ["submissions", 3, "solution"]),
-        ("files[...]", ["files"]),
+        (None, []), ("code", ["code"]), ("cells[12]", ["cells", 12]),
+        ("submissions[3].solution", ["submissions", 3, "solution"]), ("files[...]", ["files"]),
     ],
-)
+)  # fmt: skip
 def test_a_place_is_given_as_fastapi_gives_it(field: str | None, where: list[str | int]) -> None:
     assert fastapi_error_body(RequestRefused.invalid(field, "no"))["detail"][0]["loc"] == ["body", *where]
 

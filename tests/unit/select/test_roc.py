@@ -30,16 +30,12 @@ def positives(group: list[Trajectory]) -> int:
 @pytest.mark.parametrize(
     ("trajectory", "expected"),
     [
-        (made("clean", 1, "ok", "ok"), 0.0),
-        (made("half failed", 1, "ok", "error"), 0.5),
-        (made("no call", 1), 0.5),
-        (made("no answer", 1, "ok", answers=0), 1.0),
-        (made("two answers in two turns", 1, "ok", answers=2), 0.5),
-        (made("answers without end", 1, "ok", answers=9), 1.0),
-        (made("the worst", 1, "error", answers=0), 2.0),
+        (made("clean", 1, "ok", "ok"), 0.0), (made("half failed", 1, "ok", "error"), 0.5), (made("no call", 1), 0.5),
+        (made("no answer", 1, "ok", answers=0), 1.0), (made("two answers in two turns", 1, "ok", answers=2), 0.5),
+        (made("answers without end", 1, "ok", answers=9), 1.0), (made("the worst", 1, "error", answers=0), 2.0),
     ],
     ids=lambda value: value.id if isinstance(value, Trajectory) else None,
-)
+)  # fmt: skip
 def test_penalty(trajectory, expected):
     assert penalty(trajectory) == expected
 
@@ -165,11 +161,8 @@ def selections(draw: st.DrawFn) -> dict[str, object]:
     least = draw(st.integers(0, keep))
     minima = {"min_positive": least, "min_negative": draw(st.integers(0, keep - least))}
     return {
-        "keep": keep,
-        "seed": draw(st.integers(0, 99)),
-        "draw": draw(st.sampled_from(["rank", "weighted"])),
-        **minima,
-    }
+        "keep": keep, "seed": draw(st.integers(0, 99)), "draw": draw(st.sampled_from(["rank", "weighted"])), **minima,
+    }  # fmt: skip
 
 
 @given(groups(), selections())

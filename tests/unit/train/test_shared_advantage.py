@@ -24,11 +24,8 @@ def test_what_is_shared_has_the_mean_of_those_that_share_it_and_the_rest_its_own
     twig = sample((1, 2, 3, 7, 8), -1.5)
     other_twig = sample((1, 2, 9), 0.5)
     assert advantages(root, branch, twig, other_twig) == [
-        (0.5, 0.5, 0.5, 3.0, 3.0),
-        (0.5, 0.5, 0.5, -0.75),
-        (0.5, 0.5, 0.5, -0.75, -1.5),
-        (0.5, 0.5, 0.5),
-    ]
+        (0.5, 0.5, 0.5, 3.0, 3.0), (0.5, 0.5, 0.5, -0.75), (0.5, 0.5, 0.5, -0.75, -1.5), (0.5, 0.5, 0.5),
+    ]  # fmt: skip
 
 
 def test_each_of_two_branches_that_part_again_later_has_the_mean_of_its_own() -> None:

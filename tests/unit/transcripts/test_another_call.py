@@ -29,11 +29,8 @@ def record(tool: str, first: dict[str, Any], error: str, second: dict[str, Any],
         ("search_docs", {"query": "sum of a list", "limit": 900}, "limit is at most 50", {"query": "sum"}, 0),
         ("search_docs", {"query": "sum of rows"}, "Error: nothing found", {"query": "sum of columns"}, 0),
         (
-            "read_file",
-            {"path": "app.log", "lines": "1-50"},
-            "Error: lines 1-50",
-            {"path": "app.log", "lines": "9-9"},
-            0,
+            "read_file", {"path": "app.log", "lines": "1-50"}, "Error: lines 1-50",
+            {"path": "app.log", "lines": "9-9"}, 0,
         ),
         ("read_file", {"path": "src/app.py"}, "Error: no file", {"path": "/repo/src/app.py"}, 1),
         ("read_file", {"path": "src/app.py"}, "Error: no file", {"path": "lib/app.py"}, 0),
@@ -50,7 +47,7 @@ def record(tool: str, first: dict[str, Any], error: str, second: dict[str, Any],
         ("run_sql", {"sql": "selct a from t where n = 17"}, "syntax", {"sql": "select a from t where n = 18"}, 0),
         ("edit", {"path": "/w/a.py", "old": "x  = 1"}, "none like it", {"path": "/w/a.py", "old": "x = 1"}, 1),
     ],
-)
+)  # fmt: skip
 def test_a_call_with_other_arguments_is_another_call(
     tool: str, first: Any, error: str, second: Any, repaired: int
 ) -> None:

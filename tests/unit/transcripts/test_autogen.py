@@ -28,14 +28,11 @@ def called(id: str, code: str, output: str, *, failed: bool) -> list[dict[str, A
 def team(*between: dict[str, Any]) -> dict[str, Any]:
     return {
         "messages": [
-            message("user", "What is the root of 3?"),
-            message("coder", "I compute it with sqrt."),
-            *called("a", FAILED, "NameError: name 'math' is not defined", failed=True),
-            *between,
-            *called("b", WORKS, "1.732", failed=False),
-            message("coder", "It is 1.732."),
+            message("user", "What is the root of 3?"), message("coder", "I compute it with sqrt."),
+            *called("a", FAILED, "NameError: name 'math' is not defined", failed=True), *between,
+            *called("b", WORKS, "1.732", failed=False), message("coder", "It is 1.732."),
         ]
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["user", "user_proxy", "Anna"])

@@ -96,26 +96,18 @@ DEAD = "-" * 75 + " Timeout waiting for reply                                Tra
 @pytest.mark.parametrize(
     ("output", "rule", "error_type", "line"),
     [
-        (JUPYTER, "jupyter", "NameError", 2),
-        (ONE_LINE_HEADING, "jupyter", "NameError", 2),
-        (CUT, "jupyter", "NameError", 2),
-        (PLAIN, "traceback", "OwnError", 4),
-        (CHAINED, "traceback", "ValueError", 3),
-        (GROUP, "traceback", None, 9),
-        (HELPER, "jupyter", "RuntimeError", 5),
-        (OLD_HELPER, "jupyter", "RuntimeError", 5),
-        (HANDLED, "jupyter", "NameError", 4),
-        (INSIDE, "jupyter", "ValueError", 13),
+        (JUPYTER, "jupyter", "NameError", 2), (ONE_LINE_HEADING, "jupyter", "NameError", 2),
+        (CUT, "jupyter", "NameError", 2), (PLAIN, "traceback", "OwnError", 4),
+        (CHAINED, "traceback", "ValueError", 3), (GROUP, "traceback", None, 9),
+        (HELPER, "jupyter", "RuntimeError", 5), (OLD_HELPER, "jupyter", "RuntimeError", 5),
+        (HANDLED, "jupyter", "NameError", 4), (INSIDE, "jupyter", "ValueError", 13),
         (PLAIN.replace("line 4", "line 14"), "traceback", "OwnError", 14),
         (HARNESS.format(name="<string>", outer=1), "traceback", "NameError", 4),
         (HARNESS.format(name="/srv/run.py", outer=1), "traceback", "NameError", 4),
         (HARNESS.format(name="/srv/run.py", outer=57), "traceback", "NameError", 4),
-        (EXECUTED, "traceback", "NameError", 4),
-        (COLOURED, "traceback", "KeyError", 7),
-        (RUN_TIME, "traceback", "SyntaxError", 26),
-        (SYNTAX, "syntax", "SyntaxError", 0),
-        (COLOURED_SYNTAX, "syntax", "SyntaxError", 0),
-        (OLD_SYNTAX, "syntax", "SyntaxError", 0),
+        (EXECUTED, "traceback", "NameError", 4), (COLOURED, "traceback", "KeyError", 7),
+        (RUN_TIME, "traceback", "SyntaxError", 26), (SYNTAX, "syntax", "SyntaxError", 0),
+        (COLOURED_SYNTAX, "syntax", "SyntaxError", 0), (OLD_SYNTAX, "syntax", "SyntaxError", 0),
         ("IndexError: list index out of range\n", "exception-line", "IndexError", None),
         ("json.decoder.JSONDecodeError: Expecting value", "exception-line", "JSONDecodeError", None),
         ("An exception has occurred\n\nSystemExit: 1", "last-line", "SystemExit", None),
@@ -140,13 +132,10 @@ def test_a_failure_is_found_by_its_rule(output: str, rule: str, error_type: str 
 @pytest.mark.parametrize(
     ("output", "rule"),
     [
-        ("Execution timed out after 10 seconds", "timeout"),
-        ("1\n2\nError: timed out", "timeout"),
-        ("[TIMEOUT]", "timeout"),
-        (DEAD, "jupyter"),
-        (JUPYTER.replace("NameError", "TimeoutError"), "jupyter"),
+        ("Execution timed out after 10 seconds", "timeout"), ("1\n2\nError: timed out", "timeout"),
+        ("[TIMEOUT]", "timeout"), (DEAD, "jupyter"), (JUPYTER.replace("NameError", "TimeoutError"), "jupyter"),
     ],
-)
+)  # fmt: skip
 def test_a_timeout_is_told_from_an_error(output: str, rule: str) -> None:
     verdict = judge(output)
     assert verdict is not None
@@ -156,23 +145,14 @@ def test_a_timeout_is_told_from_an_error(output: str, rule: str) -> None:
 @pytest.mark.parametrize(
     "output",
     [
-        "",
-        "4.0",
-        "0 errors, 3 warnings",
-        "mean absolute Error: 0.25\nstandard Error: 0.1",
+        "", "4.0", "0 errors, 3 warnings", "mean absolute Error: 0.25\nstandard Error: 0.1",
         "the lesson on NameError: names that are not defined\nand more",
-        "found 2 lines with 'Traceback (most recent call last)' in the log",
-        "Exit code: 0",
-        '{"stdout": "", "exit_code": 0}',
-        '{"output": "IndexError: no", "exit_code": 0}',
-        '{"result": "4.0"}',
-        '{"result": "KeyError: x", "source": "a page on errors"}',
-        '{"error": "none"}',
-        "He timed out the player after 3 minutes\nthen went on",
-        "Answer: 12",
-        "x: 3",
+        "found 2 lines with 'Traceback (most recent call last)' in the log", "Exit code: 0",
+        '{"stdout": "", "exit_code": 0}', '{"output": "IndexError: no", "exit_code": 0}', '{"result": "4.0"}',
+        '{"result": "KeyError: x", "source": "a page on errors"}', '{"error": "none"}',
+        "He timed out the player after 3 minutes\nthen went on", "Answer: 12", "x: 3",
     ],
-)
+)  # fmt: skip
 def test_a_success_that_speaks_of_failures_is_one(output: str) -> None:
     assert judge(output, ran("print(answer)")) is None
     assert looks_clean(output)

@@ -51,23 +51,18 @@ def test_a_typed_failure_decides_whatever_the_output_is_about(typed: dict[str, A
 @pytest.mark.parametrize(
     ("tool", "arguments", "content", "fails"),
     [
-        (*PYTHON, RAISED, 1),
-        (*SHELL, RAISED, 1),
+        (*PYTHON, RAISED, 1), (*SHELL, RAISED, 1),
         ("bash", {"command": "tail -n 40 job.log | grep -v INFO"}, RAISED, 0),
         ("bash", {"command": "cat job.log && python job.py"}, RAISED, 1),
         ("read_file", {"path": "job.log"}, RAISED, 0),
         ("get_ticket", {"number": 7}, f"Title: it stops\n\n{RAISED}", 0),
-        ("search_code", {"code": "KeyError"}, RAISED, 0),
-        ("get_airport", {"code": "LHR"}, RAISED, 0),
-        ("get_state", {"job": "j1"}, "job j1\nKilled", 0),
-        (*SHELL, "loading\nKilled", 1),
+        ("search_code", {"code": "KeyError"}, RAISED, 0), ("get_airport", {"code": "LHR"}, RAISED, 0),
+        ("get_state", {"job": "j1"}, "job j1\nKilled", 0), (*SHELL, "loading\nKilled", 1),
         ("get_state", {"job": "j1"}, "Exit code: 1\nthe last run", 0),
         (*SHELL, f"{RAISED}\n" + "\n".join(f"row {n} done" for n in range(40)), 0),
         (*SHELL, "Return code: 0\nTime: 0.2 s\nTimeout limit: 30 seconds", 0),
         (*SHELL, "Output: none\nReturn code: 2\nTimeout limit: 30 seconds", 1),
-        (*SHELL, f"{REPORT}\nExit code: 1", 0),
-        (*SHELL, f"{REPORT}\nExit code: 2", 1),
-        (*SHELL, REPORT, 0),
+        (*SHELL, f"{REPORT}\nExit code: 1", 0), (*SHELL, f"{REPORT}\nExit code: 2", 1), (*SHELL, REPORT, 0),
         ("run_tests", {"target": "b"}, '{"success": false, "failed": 2, "passed": 1, "output": "2 failed"}', 0),
         ("pay", {"order": "W5"}, '{"order": "W5", "status": "failed", "reason": "card declined"}', 0),
         ("read_file", {"path": "job.log"}, "ERROR: disk full\nINFO: retried\nINFO: done", 0),
@@ -75,13 +70,12 @@ def test_a_typed_failure_decides_whatever_the_output_is_about(typed: dict[str, A
         ("pay", {"order": "W5"}, "Error: order W5 is paid already", 1),
         ("pay", {"order": "W5"}, '{"error": "order W5 is paid already"}', 1),
         ("pay", {"order": "W5"}, '{"content": [{"type": "text", "text": "no"}], "isError": true}', 1),
-        ("pay", {"order": "W5"}, "Mean error: 0.25", 0),
-        ("pay", {"order": "W5"}, "Error: 0.25", 0),
+        ("pay", {"order": "W5"}, "Mean error: 0.25", 0), ("pay", {"order": "W5"}, "Error: 0.25", 0),
         (*SHELL, "cat: rows.csv: No such file or directory", 1),
         (*SHELL, "cat: rows.csv: No such file or directory\n12 rows read", 0),
         (*SHELL, "fatal: not a git repository (or any of the parent directories): .git", 1),
     ],
-)
+)  # fmt: skip
 def test_an_output_without_a_type_fails_by_its_form_or_by_what_ends_it(
     tool: str, arguments: dict[str, Any], content: str, fails: int
 ) -> None:

@@ -25,35 +25,24 @@ def kept(text: str) -> str:
 @pytest.mark.parametrize(
     ("sentence", "rule"),
     [
-        ("Oops, another try.", "apology"),
-        ("I apologize for the oversight.", "apology"),
-        ("That raised a NameError.", "exception"),
-        ("There was an error in the code.", "error"),
-        ("I forgot to import it.", "error"),
-        ("Let me fix that.", "fix"),
-        ("Here is the corrected code:", "fix"),
-        ("Let us try again.", "again"),
-        ("I will use a different approach.", "again"),
-        ("We use a loop instead of the function.", "instead"),
-        ("The previous code took the root.", "previous"),
-        ("The solve function is not available.", "unavailable"),
-        ("It seems that x has no value.", "seen"),
+        ("Oops, another try.", "apology"), ("I apologize for the oversight.", "apology"),
+        ("That raised a NameError.", "exception"), ("There was an error in the code.", "error"),
+        ("I forgot to import it.", "error"), ("Let me fix that.", "fix"), ("Here is the corrected code:", "fix"),
+        ("Let us try again.", "again"), ("I will use a different approach.", "again"),
+        ("We use a loop instead of the function.", "instead"), ("The previous code took the root.", "previous"),
+        ("The solve function is not available.", "unavailable"), ("It seems that x has no value.", "seen"),
         ("The solution is not producing the expected output.", "refuted"),
         ("The loop wouldn't end for such a list.", "refuted"),
         ("The correct sum should be that of the odd ones.", "fix"),
-        ("I will update the function accordingly.", "fix"),
-        ("I need to update the condition of the loop.", "fix"),
+        ("I will update the function accordingly.", "fix"), ("I need to update the condition of the loop.", "fix"),
         ("Currently, only the first one counts.", "previous"),
         ("The current implementation counts the first one.", "previous"),
-        ("Re-initializing the list of squares.", "again"),
-        ("Redefining the symbols.", "again"),
-        ("Resetting the list.", "again"),
-        ("I tried to use x before it had a value.", "did"),
-        ("We used the wide one of both.", "did"),
-        ("We divide the product by m, not n.", "contrast"),
+        ("Re-initializing the list of squares.", "again"), ("Redefining the symbols.", "again"),
+        ("Resetting the list.", "again"), ("I tried to use x before it had a value.", "did"),
+        ("We used the wide one of both.", "did"), ("We divide the product by m, not n.", "contrast"),
         ("We want the position of the bit and not its value.", "contrast"),
     ],
-)
+)  # fmt: skip
 def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
     assert [one.rule for one in find_references(sentence, "fix")] == [rule]
 
@@ -61,14 +50,11 @@ def test_a_sentence_refers_by_a_rule(sentence: str, rule: str) -> None:
 @pytest.mark.parametrize(
     "sentence",
     [
-        "The standard error of the mean is 0.1.",
-        "The margin of error is 3 percent.",
-        "Now we substitute x into the second equation.",
-        "The sum of the roots is 5.",
-        "The number of days Sam did not work is 6.",
-        "Let us verify this calculation.",
+        "The standard error of the mean is 0.1.", "The margin of error is 3 percent.",
+        "Now we substitute x into the second equation.", "The sum of the roots is 5.",
+        "The number of days Sam did not work is 6.", "Let us verify this calculation.",
     ],
-)
+)  # fmt: skip
 def test_a_sentence_about_the_task_does_not(sentence: str) -> None:
     assert find_references(sentence, "later") == []
 
@@ -129,15 +115,9 @@ def test_sentences_end_where_they_end() -> None:
     ]
     counted = "It is 4. That is not right. Step 1. Add.\n2. Take: 1. a root 2. Two. See no. 3. Or x = 9. So"
     assert [counted[s.start : s.end] for s in sentences(counted)] == [
-        "It is 4.",
-        "That is not right.",
-        "Step 1. Add.",
-        "2. Take:",
-        "1. a root 2.",
-        "Two.",
-        "See no. 3. Or x = 9.",
+        "It is 4.", "That is not right.", "Step 1. Add.", "2. Take:", "1. a root 2.", "Two.", "See no. 3. Or x = 9.",
         "So",
-    ]
+    ]  # fmt: skip
     tagged = " ten toes. <thought> So so\n</thought> Now we add it up"
     assert [tagged[s.start : s.end] for s in sentences(tagged)] == ["ten toes.", "So so", "Now we add it up"]
     shows = "We take this. ```python\nx = 1  # Sorry.\n# Then\n``` It is done."
@@ -207,20 +187,16 @@ def test_comments_are_cut_from_programs_and_strings_are_not() -> None:
 @pytest.mark.parametrize(
     ("code", "left"),
     [
-        ("x = 1\ny = 2\n# fixed\nz = 3", "x = 1\ny = 2\nz = 3"),
-        ("\n# fixed\nx = 1", "\nx = 1"),
-        ("\nx = 1  # fixed", "\nx = 1"),
-        ("# fixed\n\nX = 1", "X = 1"),
-        ("# fixed\n\n    x = 1\n    y = 2", "    x = 1\n    y = 2"),
-        ("y = X  #fixed", "y = X"),
-        ("x = 1\f# fixed", "x = 1\f"),
-        ("# fixed\n# (or so)\nx = 1", "# (or so)\nx = 1"),
+        ("x = 1\ny = 2\n# fixed\nz = 3", "x = 1\ny = 2\nz = 3"), ("\n# fixed\nx = 1", "\nx = 1"),
+        ("\nx = 1  # fixed", "\nx = 1"), ("# fixed\n\nX = 1", "X = 1"),
+        ("# fixed\n\n    x = 1\n    y = 2", "    x = 1\n    y = 2"), ("y = X  #fixed", "y = X"),
+        ("x = 1\f# fixed", "x = 1\f"), ("# fixed\n# (or so)\nx = 1", "# (or so)\nx = 1"),
         ("# That is fixed.\n# so is y\nx = 1", "# so is y\nx = 1"),
         ("# fixed, for a large X\n# as it was\nx = 1", "x = 1"),
         ("# as it was\n# so it is\nx = 1", "# as it was\n# so it is\nx = 1"),
         ("# even, since x is\n# and because y is\nz = x + y", "# even, since x is\n# and because y is\nz = x + y"),
     ],
-)
+)  # fmt: skip
 def test_a_program_keeps_its_shape_and_the_comments_that_explain_it(code: str, left: str) -> None:
     assert without_comments(code, find_comment_references(code, "fix")) == left
 

@@ -53,19 +53,9 @@ def test_a_session_of_gemini_cli_in_lines(tmp_path: Path) -> None:
     ]
     begun = {**SECOND, "toolCalls": []}
     written = [
-        META,
-        *wrong,
-        {"$rewindTo": "0"},
-        ASKED,
-        UPDATE,
-        FIRST,
-        UPDATE,
-        again(FIRST),
-        begun,
-        SECOND,
-        again(SECOND),
+        META, *wrong, {"$rewindTo": "0"}, ASKED, UPDATE, FIRST, UPDATE, again(FIRST), begun, SECOND, again(SECOND),
         LAST,
-    ]
+    ]  # fmt: skip
     data = b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in written)
     out, count = run(tmp_path, data)
     assert (dict(count.formats), count.transcripts, count.calls, count.failed, count.shallow) == (

@@ -115,8 +115,5 @@ def test_what_a_format_says_of_a_call(name: str, says: dict[str, Any], status: s
     _, count = purify_transcript(record)
     failed = status not in ("ok", "infrastructure")
     assert (count.calls, count.failed, count.rules.total(), [*count.types]) == (
-        2,
-        failed,
-        failed,
-        [type or status] * failed,
-    )
+        2, failed, failed, [type or status] * failed,
+    )  # fmt: skip
