@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from retcon import Chat
 from retcon.config.load import load_recipe
 
 try:
     from retcon.chat.family import FAMILIES
     from retcon.config.load import shipped_recipes
 except ImportError:  # the layout up to 9823b96e, which goldens are compared with
-    from retcon.chat.registry import named, names  # type: ignore[import-not-found,no-redef]
     from retcon.config.shipped import shipped_recipes  # type: ignore[import-not-found,no-redef]
-else:
-    names, named = (lambda: FAMILIES.names), FAMILIES.find
 
 
 def recipe_names() -> list[str]:
@@ -27,17 +23,9 @@ def recipe_values(name: str | None) -> dict[str, Any]:
 
 
 def family_names() -> list[str]:
-    return list(names())
+    return list(FAMILIES.names)
 
 
 def family_template(name: str) -> str:
     """The chat template that a family ships; empty without one."""
-    return getattr(named(name), "template", "")
-
-
-def render_turn(chat: Chat, *about: Any) -> Any:
-    return (getattr(chat, "render_turn", None) or chat.wrote)(*about)  # type: ignore[attr-defined]
-
-
-def render_thought(chat: Chat, text: str, *, last: bool) -> Any:
-    return (getattr(chat, "thought", None) or chat.framing.render_thought)(text, last=last)
+    return getattr(FAMILIES.find(name), "template", "")

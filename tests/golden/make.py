@@ -144,15 +144,15 @@ def make_prompts(folder: Path) -> Values:
         parts = conversed(chat, turns)
         ids = [i for part in parts for segment in part for i in segment.ids]
         out: Values = {"turns": [shown(part) for part in parts], "ids": digest(canonical(ids))}
-        read = chat.parse(entries.render_turn(chat, "so", several[0]).ids, prefix="0").calls
+        read = chat.parse(chat.render_turn("so", several[0]).ids, prefix="0").calls
         out["calls"] = [[call.id, call.name, call.arguments, call.char, call.start] for call in read]
         before = [("user", "Hi."), ("assistant", "Hello.")]
         out["after messages"] = shown(chat.prompt("And 7 times 8?", "Be brief.", before))
         for last in (False, True):
             for text in ("", "Let me think."):
-                pieces = entries.render_thought(chat, text, last=last)
+                pieces = chat.framing.render_thought(text, last=last)
                 out[f"thought {text!r}{', last' if last else ''}"] = pieces and [
-                    shown([entries.render_turn(chat, "It is 42.", (), pieces)]), [piece.sort for piece in pieces],
+                    shown([chat.render_turn("It is 42.", (), pieces)]), [piece.sort for piece in pieces],
                 ]  # fmt: skip
         return out
 
