@@ -127,7 +127,7 @@ def test_a_folder_keeps_its_shape_and_each_file_its_kind(tmp_path: Path) -> None
         (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet"), "pairs.parquet would not be a .parquet file"),
         (("in.jsonl", "-o", "o.parquet.gz"), "o.parquet.gz: a .parquet is compressed within, and never as a whole"),
         (("in.jsonl", "-o", "o.jsonl", "--dpo", "pairs.parquet.gz"), "pairs.parquet.gz would not be a .parquet file"),
-        (("in.jsonl", "-o", "o.jsonl", "--report", "-"), "--report -: it is written to a file"),
+        (("in.jsonl", "-o", "o.jsonl", "--report", "-"), "--report -: standard output is not supported here"),
     ],
     ids=["xz", "eval", "log as eval", "eval as json", "eval packed", "eval printed", "dpo", "packed", "dpo packed",
          "report"],
