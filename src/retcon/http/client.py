@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 IDLE_SECONDS = 4.0
-"""How long an unused connection is kept: less than the five seconds after which uvicorn, our servers' and vLLM's,
+"""Time that an unused connection is kept: less than the five seconds after which uvicorn, our servers' and vLLM's,
 closes it, so that no request meets one that is being closed."""
 
 

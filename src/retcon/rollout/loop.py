@@ -324,7 +324,7 @@ def _submitted(turn: Turn) -> str | None:
 
 
 def _stop(turns: Sequence[Turn], used: int, limits: RolloutLimits) -> Stop | None:
-    """Why the rollout ends after its last turn, None if it goes on. used: ids of the history."""
+    """Return why the rollout ends after its last turn, None if it continues. used: ids of the history."""
     last = turns[-1]
     if has_tool_fault(last):
         return "infrastructure"

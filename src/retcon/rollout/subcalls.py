@@ -51,7 +51,7 @@ class SubcallBudget:
 
 @dataclass(frozen=True, slots=True)
 class TreePlace:
-    """Where a rollout stands in a tree of rollouts.
+    """Place of a rollout in a tree of rollouts.
 
     Args:
         budget: of the whole tree.
