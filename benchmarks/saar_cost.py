@@ -48,7 +48,7 @@ from retcon.train.demos.making import demonstrations
 from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
-from retcon.train.prompts import to_train
+from retcon.train.prompts import groups_to_train
 from retcon.train.rl import draw_groups
 from retcon.train.rollouts import GroupStream, TrainingRollouts, open_rollouts
 from retcon.train.sft import run_sft
@@ -89,7 +89,7 @@ class Arm:
         rolled, here = meter.read(), time.process_time() - began
         samples = [
             sample
-            for group in to_train(self.recipe, drawn)
+            for group in groups_to_train(self.recipe, drawn)
             for sample in to_samples(group, config.advantages(rewards_of(group)), config)
         ]
         computing = computing_of(self.recipe.compute, self.where)

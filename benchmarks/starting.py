@@ -15,8 +15,8 @@ from parts.measure import machine
 from roofline import least
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retcon.engine.local.attention import shapes
-from retcon.engine.local.decoder import TRIED_IDS, LeanDecoder, compare
+from retcon.engine.local.attention import record_shapes
+from retcon.engine.local.decoder import TRIED_IDS, FusedDecoder, compare
 from retcon.engine.local.engine import LocalEngine
 
 MAX_LEN = 2048
@@ -30,8 +30,8 @@ if __name__ == "__main__":
     )  # fmt: skip
     model = LlamaForCausalLM(config).eval().to(getattr(torch, dtype))
     with torch.inference_mode():
-        kept = shapes(model)
-        decoder = LeanDecoder(model, kept, MAX_LEN)
+        kept = record_shapes(model)
+        decoder = FusedDecoder(model, kept, MAX_LEN)
         comparison = least(lambda: compare(decoder, model, TRIED_IDS))
     whole = least(lambda: LocalEngine(model, max_len=MAX_LEN))
     print(f"{machine()}\n{dtype}: engine {whole:.2f}, comparison {comparison:.2f} CPU-s")

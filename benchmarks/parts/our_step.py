@@ -30,7 +30,7 @@ from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
 from retcon.models.devices import Placement
-from retcon.models.placing import place
+from retcon.models.placing import place_model
 from retcon.runs.folder import cpu_seconds
 from retcon.sandbox.pool import SandboxPool
 from retcon.train.kernels.computing import computing_of
@@ -128,7 +128,7 @@ async def main() -> None:
             f"compute.micro_batch_tokens={micro_batch}",
         ],
     )
-    where = place(recipe, shape.model_config())
+    where = place_model(recipe, shape.model_config())
     with torch_settings(where):
         await serve(orders, recipe, where, calls=options.calls)
 

@@ -12,7 +12,7 @@ from retcon.config.schema import Recipe, SandboxSection
 from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.types import ToolSpec
-from retcon.engine.types import Adapters, Connects, EngineSetup, Generator, SamplingParams, TrainableEngine
+from retcon.engine.types import Adapters, Connectable, EngineSetup, Generator, SamplingParams, TrainableEngine
 from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
 from retcon.rollout.lengths import DerivedLength, context_of, count_prompt_ids, derive_lengths, open_keys, with_lengths
@@ -82,7 +82,7 @@ def without_harness(recipe: Recipe) -> Recipe:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedTasks:
+class Graded:
     """A task set with its graders. rewarded: for training, with the rewards that the set gives to verdicts. judged:
     for measuring, with a reward above 0 exactly where a grader finds the answer right, whatever its score."""
 
@@ -91,18 +91,18 @@ class GradedTasks:
 
 
 @asynccontextmanager
-async def open_graders(tasks: TaskSet) -> AsyncIterator[GradedTasks]:
+async def open_graders(tasks: TaskSet) -> AsyncIterator[Graded]:
     """Open the graders of a task set, where it is `Ungraded`. They start their processes when a task first needs them;
     an invalid grade costs its rollout (`CheckedGrades`). Raises RecipeError for an unknown grader."""
     if not isinstance(tasks, Ungraded):
-        yield GradedTasks(checked := CheckedGrades(tasks), checked)
+        yield Graded(checked := CheckedGrades(tasks), checked)
         return
     from retcon.tasks.grading.grading import GradeSettings, Grading
 
     async with Grading(GradeSettings(rewards=tasks.rewards, options=grader_options(tasks))) as grading:
         rewarded = CheckedGrades(tasks.graded_by(grading.reward))
         scores = tasks.rewards == "graded"
-        yield GradedTasks(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)
+        yield Graded(rewarded, CheckedGrades(tasks.graded_by(grading.right)) if scores else rewarded)
 
 
 @asynccontextmanager
@@ -306,7 +306,7 @@ async def open_context(recipe: Recipe, engine: Generator, chat: Chat) -> AsyncIt
     """Open the context of the recipe's rollouts: sandbox started, remote engine connected. It has the recipe's sampling
     and no repair; the caller closes the engine. Raises EngineError for an engine that is down, SandboxUnavailable,
     RecipeError for tools."""
-    connected = engine.connected() if isinstance(engine, Connects) else nullcontext()
+    connected = engine.connected() if isinstance(engine, Connectable) else nullcontext()
     async with connected, open_connected(recipe, engine, chat) as context:
         yield context
 
@@ -430,10 +430,10 @@ def build_policy(recipe: Recipe, checkpoint: Path, chat: Chat, on_place: OnPlace
 
             from retcon.models.devices import set_threads
             from retcon.models.loading import load_config, load_model
-            from retcon.models.placing import place
+            from retcon.models.placing import place_model
         except ImportError as error:
             raise MissingExtra(f"evaluating needs torch ({error.name}): {how_to_install('train')}") from error
-        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
+        where = place_model(recipe, load_config(checkpoint), ("rollout_dtype",))
         if on_place is not None:
             on_place(where)
         loaded = load_model(checkpoint, where.rollout_dtype, attention=where.attention)

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 
 from retcon.core.errors import CheckpointError, ComputeWarning, EngineError
 from retcon.core.types import Sample
-from retcon.engine.local.decoder import decoder_for
+from retcon.engine.local.decoder import choose_decoder
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Step, Stretch
-from retcon.engine.local.own import WAYS
+from retcon.engine.local.forward import Chunk, Step
+from retcon.engine.local.own import CACHE_USES
 from retcon.engine.local.slabs import Place
 from retcon.engine.types import SamplingParams
 from retcon.models.placing import check_logits
@@ -62,7 +62,7 @@ SERVED: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 8, "v_head_dim": 12, "first_k_dense_replace": 1,
     },
 }  # fmt: skip
-CROPPED, HISTORIES, TURNS_ANEW = (way.about for way in WAYS[:3])
+CROPPED, HISTORIES, TURNS_ANEW = (way.about for way in CACHE_USES[:3])
 SHORT_WINDOW = {**GROUPED, "head_dim": 8, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
 OWN: dict[str, tuple[dict[str, Any], str]] = {
     "DiffLlama": (GROUPED, rf"log-probs that differ .*by up to [\d.]+ nats .*; {CROPPED}"),
@@ -165,10 +165,10 @@ def test_requests_of_equal_length_share_a_forward_of_the_models_own() -> None:
 def test_rows_of_a_batch_may_change_places() -> None:
     model = make("Mamba", OWN["Mamba"][0])
     with pytest.warns(ComputeWarning):
-        decoder = decoder_for(model, MAX_LEN)
+        decoder = choose_decoder(model, MAX_LEN)
     slab, ids = decoder.layout.slab(64, 2), ([5, 6, 7, 8, 9], [10, 11, 12, 13, 14])
     with torch.inference_mode():
-        decoder.feed([], [Stretch(Place(slab, n), 0, row[:3], 1) for n, row in enumerate(ids)], model.device)
+        decoder.feed([], [Chunk(Place(slab, n), 0, row[:3], 1) for n, row in enumerate(ids)], model.device)
         for at, order in ((3, (0, 1)), (4, (1, 0))):
             steps = [Step(Place(slab, n), ids[n][at : at + 1], at) for n in order]
             logits = decoder.feed(steps, [], model.device).logits(range(2))
@@ -201,6 +201,6 @@ def test_a_lean_forward_that_differs_gives_way_to_transformers_own() -> None:
         layer.mlp.act_fn = torch.nn.ReLU()
     engine = LocalEngine(model, max_len=MAX_LEN)
     assert (
-        engine.decoding == "transformers' own forward: the lean one's log-probs differ from those of LlamaForCausalLM"
+        engine.decoding == "transformers' own forward: the fused one's log-probs differ from those of LlamaForCausalLM"
     )
     assert run(worst_difference(model, engine)) < 1e-4

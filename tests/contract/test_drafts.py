@@ -14,7 +14,7 @@ from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, pro
 from retcon.engine.local import forward as invariance
 from retcon.engine.local.drafts import REMEMBERED, Drafts
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import DRAFTED, Step, sparing
+from retcon.engine.local.forward import DRAFTED, Step, thin_drafts
 from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.local.slabs import Place, Slab
 from retcon.engine.types import Generation, SamplingParams
@@ -175,8 +175,8 @@ def test_nothing_is_drafted_where_bits_were_not_tried_or_not_kept(monkeypatch: p
     shapes = [(2, 2, 16, 16), (2, 4, 16, 16)]
 
     def drafted(answers: dict[int, int | None], dtype: torch.dtype = torch.float32, device: torch.device = cpu) -> int:
-        monkeypatch.setattr(invariance, "queries_for", lambda _, groups, __, ___: answers[groups])
-        return invariance.probe(product, shapes, dtype, device).drafted
+        monkeypatch.setattr(invariance, "least_queries", lambda _, groups, __, ___: answers[groups])
+        return invariance.try_products(product, shapes, dtype, device).drafted
 
     assert drafted({2: 4, 4: 4}) == DRAFTED
     assert drafted({2: 4, 4: None}) == 0
@@ -202,9 +202,9 @@ def test_a_slab_pays_for_drafts_only_where_enough_of_its_steps_have_one() -> Non
     one, other = (Slab(64, 8, {0: (1, 4, 4)}, torch.float32, torch.device("cpu")) for _ in range(2))
     steps = [Step(Place(one, n), (7, 8, 9) if n == 0 else (7,), 20) for n in range(5)]
     steps += [Step(Place(other, n), (7, 8) if n == 0 else (7,), 20) for n in range(4)]
-    assert [len(step.ids) for step in sparing(steps, 100)] == [1] * 5 + [2, 1, 1, 1]
-    assert [len(step.ids) for step in sparing(steps[5:], 5)] == [2, 1, 1, 1]
-    assert [len(step.ids) for step in sparing(steps[5:], 4)] == [1] * 4
+    assert [len(step.ids) for step in thin_drafts(steps, 100)] == [1] * 5 + [2, 1, 1, 1]
+    assert [len(step.ids) for step in thin_drafts(steps[5:], 5)] == [2, 1, 1, 1]
+    assert [len(step.ids) for step in thin_drafts(steps[5:], 4)] == [1] * 4
 
 
 def test_what_was_not_met_for_long_is_forgotten_and_what_was_is_not() -> None:

@@ -57,15 +57,15 @@ def test_threads_are_calmed_once_and_only_where_nobody_has_decided():
 
 def test_the_engine_says_what_it_decodes_with_and_why(caplog):
     with caplog.at_level(logging.INFO, logger="retcon"):
-        assert LocalEngine(model_of("qwen3"), max_len=MAX_LEN).decoding.startswith("the lean forward")
-    assert "decoding with the lean forward" in caplog.text
+        assert LocalEngine(model_of("qwen3"), max_len=MAX_LEN).decoding.startswith("the fused forward")
+    assert "decoding with the fused forward" in caplog.text
 
 
 def test_a_lack_of_memory_for_the_quicker_decoder_is_not_passed_over(monkeypatch):
-    monkeypatch.setattr(decoder, "room", lambda *_: (3 << 30, 1 << 30))
-    with pytest.warns(ComputeWarning, match=r"wants 3\.00 GiB of free memory, and there are 1\.00"):
+    monkeypatch.setattr(decoder, "needed_memory", lambda *_: (3 << 30, 1 << 30))
+    with pytest.warns(ComputeWarning, match=r"needs 3\.00 GiB of free memory, and 1\.00 are free"):
         engine = LocalEngine(model_of("qwen3"), max_len=MAX_LEN)
-    assert engine.decoding.startswith("transformers' own forward: the lean one wants")
+    assert engine.decoding.startswith("transformers' own forward: the fused one needs")
 
 
 def machine(tmp_path: Path, **files: str) -> int | None:

@@ -89,7 +89,7 @@ def test_a_cancelled_caller_blocks_no_other(qwen3: Any) -> None:
 @pytest.mark.parametrize("how", ["cancelled", "released"])
 def test_siblings_do_not_wait_for_one_that_is_gone(qwen3: Any, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first computes the prompt that the others begin with; where it does not come to an end, another one does."""
-    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+    monkeypatch.setattr("retcon.engine.local.forward.CHUNK_IDS", 4)
     monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 4)
     (ids,) = prompts(10, (30,))
 
@@ -275,7 +275,7 @@ def test_what_is_broken_in_one_request_reaches_no_other(how: str, monkeypatch: p
     with torch.no_grad():
         embedding[3] = float("nan")
     if how.endswith("prompt"):
-        monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+        monkeypatch.setattr("retcon.engine.local.forward.CHUNK_IDS", 4)
         monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 4)
     monkeypatch.setattr("retcon.engine.local.engine.GATHER_FORWARDS", 0.0)
     ids, healthy = [1, 2, 3] * 6, [5, 6, 7, 8]

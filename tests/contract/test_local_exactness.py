@@ -103,7 +103,7 @@ def test_rows_at_the_very_end_of_the_cache(model: Any) -> None:
 
 def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long texts are."""
-    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 7)
+    monkeypatch.setattr("retcon.engine.local.forward.CHUNK_IDS", 7)
     monkeypatch.setattr("retcon.engine.local.scheduler.FORWARD_IDS", 20)
     scored, asked, short = prompts(15, (40, 33, 5))
 
@@ -124,7 +124,7 @@ def test_what_is_fed_in_many_pieces_comes_out_as_in_one(model: Any, monkeypatch:
 
 
 def test_a_score_that_is_set_back_begins_anew(qwen3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("retcon.engine.local.forward.STRETCH_IDS", 4)
+    monkeypatch.setattr("retcon.engine.local.forward.CHUNK_IDS", 4)
     (ids,) = prompts(16, (40,))
 
     async def main() -> Sequence[float]:

@@ -40,7 +40,7 @@ def test_greedy_tokens_equal_transformers() -> None:
 
     async def main() -> list[Generation]:
         engine = LocalEngine(model, max_len=256)
-        assert "lean" in engine.decoding
+        assert "fused" in engine.decoding
         greedy = SamplingParams(temperature=0, max_tokens=COUNT, stop_ids=chat.stop_ids)
         return await asyncio.gather(*(engine.generate(str(i), ids, greedy) for i, ids in enumerate(prompts)))
 

@@ -13,16 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engines import kept_ids
-from retcon.engine.local.sampling import (
-    CELL,
-    FEW,
-    RANKED_GROWTH,
-    RandomStream,
-    Sampler,
-    argmax,
-    invert,
-    risen,
-)
+from retcon.engine.local.sampling import CELL, FEW, RANKED_GROWTH, RandomStream, Sampler, argmax, invert, make_rising
 from retcon.engine.types import SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -175,9 +166,9 @@ def test_an_impossible_id_is_never_chosen(uniform: float) -> None:
 def test_sums_that_rounding_has_lifted_rise_at_no_weight_of_zero() -> None:
     weights = torch.tensor([[0.0, 1.0, 0.0, 1.0, 0.0]])
     lifted, fallen = torch.tensor([[0.1, 1.0, 1.25, 2.0, 2.5]]), torch.tensor([[0.0, 1.0, 0.75, 0.75, 2.0]])
-    assert risen(lifted, weights).tolist() == [[0.0, 1.0, 1.0, 2.0, 2.0]]
-    assert risen(fallen, weights).tolist() == [[0.0, 1.0, 1.0, 1.0, 1.0]]
-    assert torch.equal(risen(weights.cumsum(-1), weights), weights.cumsum(-1))
+    assert make_rising(lifted, weights).tolist() == [[0.0, 1.0, 1.0, 2.0, 2.0]]
+    assert make_rising(fallen, weights).tolist() == [[0.0, 1.0, 1.0, 1.0, 1.0]]
+    assert torch.equal(make_rising(weights.cumsum(-1), weights), weights.cumsum(-1))
 
 
 @pytest.mark.parametrize("vocab", VOCABS[:-1])

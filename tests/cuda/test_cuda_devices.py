@@ -10,14 +10,14 @@ from transformers import Qwen3Config
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError
-from retcon.models.devices import Placement, look_at_machine, supports
-from retcon.models.placing import place
+from retcon.models.devices import Placement, look_at_machine, supports_dtype
+from retcon.models.placing import place_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")]  # few cores
 
 
 def placed(**compute: str) -> Placement:
-    return place(Recipe.model_validate({"compute": compute}), Qwen3Config(hidden_size=128))
+    return place_model(Recipe.model_validate({"compute": compute}), Qwen3Config(hidden_size=128))
 
 
 def test_auto_is_the_first_gpu_in_bfloat16_where_it_has_units_for_it() -> None:
@@ -50,5 +50,5 @@ def test_the_gpus_of_the_machine_are_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_gpu_computes_in_every_dtype_of_a_recipe(dtype: torch.dtype) -> None:
-    assert supports("cuda:0", dtype)
-    assert not supports("cuda:0", torch.float8_e4m3fn)
+    assert supports_dtype("cuda:0", dtype)
+    assert not supports_dtype("cuda:0", torch.float8_e4m3fn)

@@ -12,7 +12,7 @@ import torch
 from engines import GREEDY, MAX_LEN, MODELS, WINDOW, assert_exact, make_model, plain, plain_logits, prompts, run
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.placing import move
+from retcon.models.placing import move_model
 
 pytestmark = pytest.mark.torch
 HOT = SamplingParams(temperature=1.3, top_p=0.9, max_tokens=8, seed=7)
@@ -20,7 +20,7 @@ HOT = SamplingParams(temperature=1.3, top_p=0.9, max_tokens=8, seed=7)
 
 def moved(name: str, device: str, dtype: torch.dtype = torch.float32) -> Any:
     model = make_model(name).to(dtype)
-    move(model, device)
+    move_model(model, device)
     return model
 
 
@@ -46,7 +46,7 @@ def generated(model: Any, batch: Sequence[Sequence[int]], params: SamplingParams
 
 def test_it_decodes_with_the_lean_forward_where_it_knows_the_model_and_promises_no_bits(model: Any) -> None:
     engine = LocalEngine(model, max_len=MAX_LEN)
-    assert engine.decoding.startswith("the lean forward") == (model.config.model_type != "gpt2")
+    assert engine.decoding.startswith("the fused forward") == (model.config.model_type != "gpt2")
     assert "replayed as CUDA graphs" in engine.decoding
     assert not engine.invariance.exact
     assert engine.invariance.drafted == 0

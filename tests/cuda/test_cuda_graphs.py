@@ -12,7 +12,7 @@ from engines import WINDOW, assert_exact, make_model, prompts, run
 from retcon.engine.local import graphs
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.placing import move
+from retcon.models.placing import move_model
 
 pytestmark = pytest.mark.torch
 LONG = SamplingParams(temperature=0, max_tokens=40)
@@ -54,7 +54,7 @@ async def answers(engine: LocalEngine, name: str, batch: list[list[int]], apart:
 def test_what_is_replayed_is_exact(device: str, recorded: list[int], name: str, kv_memory_mb: int) -> None:
     """Over many slabs, in a batch that grows and shrinks, and again once keys and values were given back."""
     model = make_model(name)
-    move(model, device)
+    move_model(model, device)
     batch = prompts(3, [2 + 9 * n % 70 for n in range(24)])
 
     async def main() -> None:
@@ -71,7 +71,7 @@ def test_what_is_replayed_is_exact(device: str, recorded: list[int], name: str, 
 
 def test_new_weights_are_what_is_replayed(device: str, recorded: list[int]) -> None:
     model = make_model("qwen3")
-    move(model, device)
+    move_model(model, device)
     batch = prompts(5, [20] * 6)
 
     async def main() -> None:
@@ -93,8 +93,8 @@ def test_new_weights_are_what_is_replayed(device: str, recorded: list[int]) -> N
 def test_training_beside_disturbs_no_recording(device: str, recorded: list[int]) -> None:
     """Another thread computes, allocates and frees all the while, as a training does with rl.max_staleness."""
     model, other = make_model("llama"), make_model("llama")
-    move(model, device)
-    move(other, device)
+    move_model(model, device)
+    move_model(other, device)
     batch = prompts(7, [12] * 8)
 
     def train() -> None:

@@ -17,7 +17,7 @@ from retcon.engine.local import engine as local_engine
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.machine import free_memory
 from retcon.engine.types import SamplingParams
-from retcon.models.placing import move
+from retcon.models.placing import move_model
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -29,7 +29,7 @@ SLACK = 2**20
 @pytest.fixture(scope="module")
 def model(device: str) -> Any:
     made = make_model("qwen3")
-    move(made, device)
+    move_model(made, device)
     return made
 
 
@@ -43,7 +43,7 @@ def test_what_is_free_is_of_the_gpu(model: Any) -> None:
     assert 0 < free_memory(model.device) <= total - torch.cuda.memory_reserved()
 
 
-@pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")  # nothing is left for the lean forward
+@pytest.mark.filterwarnings("ignore::retcon.core.errors.ComputeWarning")  # nothing is left for the fused forward
 def test_the_budget_is_what_requests_need_and_a_quarter_of_the_free_memory_at_most(model: Any) -> None:
     total = torch.cuda.get_device_properties(model.device).total_memory
     few, more, many, crowded = (
@@ -60,7 +60,7 @@ def test_keys_and_values_are_given_back(model: Any, monkeypatch: pytest.MonkeyPa
     """Few of them stay while the engine is at rest, and no longer."""
     batch = prompts(1, [100] * 32)
     if not stay:
-        monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: 0)
+        monkeypatch.setattr(local_engine, "resting_bytes", lambda _: 0)
 
     async def main() -> None:
         engine = LocalEngine(model, max_len=WINDOW)
@@ -91,7 +91,7 @@ def peak(computing: Computing, *, vocabulary: int = 64, device: str) -> int:
     config = Qwen3Config(vocab_size=vocabulary, hidden_size=128, intermediate_size=384, num_hidden_layers=6,
                          num_attention_heads=4, num_key_value_heads=2, head_dim=32)  # fmt: skip
     trained = Qwen3ForCausalLM(config).eval()
-    move(trained, device)
+    move_model(trained, device)
     draw = random.Random(0)
     ids = [tuple(draw.randrange(64) for _ in range(256)) for _ in range(16)]
     samples = [Sample(one, (0, *[1] * 255), (None, *[-1.0] * 255), (0,) * 256) for one in ids]

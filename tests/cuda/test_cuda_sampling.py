@@ -15,7 +15,7 @@ from engines import MAX_LEN, kept_ids, make_model, plain_logits, prompts, run
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.sampling import CELL, RandomStream, Sampler, argmax, invert
 from retcon.engine.types import Generation, SamplingParams
-from retcon.models.placing import move
+from retcon.models.placing import move_model
 
 pytestmark = pytest.mark.torch
 KINDS = (
@@ -96,7 +96,7 @@ def test_nan_logits_are_nan_logprobs(device: str) -> None:
 def test_an_engine_draws_what_the_parameters_keep(params: SamplingParams, device: str) -> None:
     """Of one prompt, many times at once; and the log-probs of some longer generations."""
     model: Any = make_model("qwen3")
-    move(model, device)
+    move_model(model, device)
     (ids,) = prompts(6, (8,))
 
     async def main() -> list[Generation]:

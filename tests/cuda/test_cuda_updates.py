@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from retcon.config.schema import DPOSection, LoraSection, RLSection, SFTSection
 from retcon.core.types import Sample
 from retcon.models.lora import Adapter
-from retcon.models.placing import move
+from retcon.models.placing import move_model
 from retcon.train.algorithms.aepo import Aepo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
@@ -51,7 +51,7 @@ def made(name: str) -> Any:
 
 def on(device: str, model: Any) -> Any:
     there = copy.deepcopy(model)
-    move(there, device)
+    move_model(there, device)
     return there
 
 
@@ -255,7 +255,7 @@ def test_adapters_are_trained_and_merged_where_the_model_is(name: str, dtype: to
     model = made(name)
     samples = sampled(model)
     adapter = Adapter(model, LoraSection(rank=3), seed=0)
-    move(model, device)
+    move_model(model, device)
     weights = EngineWeights(model, dtype, adapter)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     update(model, torch.optim.SGD(model.parameters()), samples, CONFIG, seed=0, step=1, computing=Computing())

@@ -24,7 +24,7 @@ from retcon.planning import needs as module
 from retcon.planning.needs import check_fits, needs_of
 from retcon.runs.tracking import Tracker
 from retcon.store import jsonl
-from retcon.train.measuring import Measured
+from retcon.train.measuring import Measurement
 from retcon.train.rl import run_rl
 from training import make_base, make_demonstrations
 
@@ -176,7 +176,7 @@ def test_epochs_and_evaluations_on_the_way_are_part_of_what_a_training_takes(bas
 
 
 def test_a_step_takes_rollouts_forward_passes_and_updates() -> None:
-    took = Measured(1.0, 2.0, True, 1, 1.0, 1.0, 1, scoring_seconds=4.0)
+    took = Measurement(1.0, 2.0, True, 1, 1.0, 1.0, 1, scoring_seconds=4.0)
     assert took.step_seconds == 7.0
     assert replace(took, rollout_seconds=None).step_seconds == 6.0
 

@@ -10,7 +10,7 @@ from retcon.config.schema import Recipe, TaskSection
 from retcon.core.errors import DriftWarning
 from retcon.store import jsonl
 from retcon.train.rl import run_rl
-from retcon.train.watch import Course
+from retcon.train.watch import RunHealth
 from training import Ones
 
 ONE = ("rl.minibatches=1", "rl.lr=1.0e-3")
@@ -116,4 +116,4 @@ def alarm_after_a_rise_of_failures(recipe: Recipe, lab: Lab) -> float | None:
     lines = [{"first_tries": 40.0, "first_try_failures": 40 * rate} for rate in (0.1, 0.7) for _ in range(10)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DriftWarning)
-        return Course(recipe.rl, lines[:-1]).drift_after(lines[-1])["first_try_alarm"]
+        return RunHealth(recipe.rl, lines[:-1]).drift_after(lines[-1])["first_try_alarm"]

@@ -44,7 +44,7 @@ from retcon.tasks.data.conventions import verl_rows, write_verl
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
-from retcon.train.prompts import Drawn
+from retcon.train.prompts import StepGroups
 from retcon.train.rl import draw_groups
 from retcon.train.rollouts import GroupStream, open_rollouts
 from retcon.train.sft import run_sft
@@ -82,7 +82,7 @@ def data(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def drawn(model: Path, tasks: list[Task]) -> Drawn:
+def drawn(model: Path, tasks: list[Task]) -> StepGroups:
     """The first step of our own trainer."""
     return ours(recipe_of(*SAAR), model, tasks, SaidTasks())
 
@@ -104,10 +104,10 @@ def recipe_of(*overrides: str, name: str = "mini/cleaner") -> Recipe:
     return load_recipe(name, overrides)
 
 
-def ours(recipe: Recipe, model: Path, tasks: list[Task], graded: Any) -> Drawn:
+def ours(recipe: Recipe, model: Path, tasks: list[Task], graded: Any) -> StepGroups:
     """A step of our own trainer, up to its samples."""
 
-    async def draw() -> Drawn:
+    async def draw() -> StepGroups:
         weights = EngineWeights(load_model(model, "float32"), torch.float32)
         async with open_rollouts(recipe, weights, model, graded) as rollouts:
             return await draw_groups(GroupStream(rollouts, iter(tasks)), step=1)
@@ -115,7 +115,7 @@ def ours(recipe: Recipe, model: Path, tasks: list[Task], graded: Any) -> Drawn:
     return asyncio.run(draw())
 
 
-def compare(training: Training, batch: Any, drawn: Drawn, recipe: Recipe) -> int:
+def compare(training: Training, batch: Any, drawn: StepGroups, recipe: Recipe) -> int:
     """Field by field, the batch that verl's trainer has against the rollouts that ours keeps; returns how many."""
     names = ("prompts", "responses", "response_mask", "loss_mask", "input_ids", "position_ids", "rm_scores")
     rows = training.read(batch, *names, "uid", "extra_info", "extra_fields", "session_id", "num_turns")
@@ -148,7 +148,7 @@ def _same(row: dict[str, Any], trajectory: Trajectory, recipe: Recipe) -> None:
 
 
 @pytest.mark.usefixtures("ray_here")
-def test_the_batch_of_verls_trainer_is_that_of_ours(model: Path, data: Path, drawn: Drawn) -> None:
+def test_the_batch_of_verls_trainer_is_that_of_ours(model: Path, data: Path, drawn: StepGroups) -> None:
     router = f"actor_rollout_ref.rollout.router_config_path={ROOT / 'recipes/verl/router.yaml'}"
     config, recipe = configured(model, data, *SAAR, verl=(router,)), recipe_of(*SAAR)
     training = Training(config, replicas(model, recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens, 2))
@@ -160,7 +160,7 @@ def test_the_batch_of_verls_trainer_is_that_of_ours(model: Path, data: Path, dra
         training.close()
 
 
-def agree(training: Training, batch: Any, told: dict[str, float], drawn: Drawn, recipe: Recipe) -> None:
+def agree(training: Training, batch: Any, told: dict[str, float], drawn: StepGroups, recipe: Recipe) -> None:
     """All that the two trainers have of one step: rollouts, selection, advantages."""
     made = [t for group in drawn.made for t in group]
     assert any(turn.repair and turn.repair.decision in REPLACED for t in made for turn in t.turns)
@@ -353,7 +353,7 @@ def test_what_is_launched_goes_with_its_recipe(name: str, about: dict[str, str],
     )
 
 
-def test_verls_actor_computes_and_learns_what_ours_does(model: Path, drawn: Drawn, tmp_path: Path) -> None:
+def test_verls_actor_computes_and_learns_what_ours_does(model: Path, drawn: StepGroups, tmp_path: Path) -> None:
     """On a CPU: verl's FSDP engine, registered for a platform from outside, on the same rollouts; ratios beyond the
     clip, advantages that are not those of the rollouts."""
     kept = [t for group in drawn.kept for t in group]

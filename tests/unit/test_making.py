@@ -23,7 +23,7 @@ from retcon.store import jsonl
 from retcon.train.demos import making
 from retcon.train.demos.making import Summary, demonstrations, write_demonstrations
 from retcon.train.demos.rolling import WRONG
-from retcon.train.demos.types import LOST, DemoSetup, Made
+from retcon.train.demos.types import LOST, DemoBatch, DemoSetup
 
 FAILED = Turn((), (ToolCall("0.0", "python", "", 0),), (Observation("0.0", "", "error", seconds=1.5),), "call")
 
@@ -39,13 +39,15 @@ class Source:
         self.kept, self.why, self.last, self.failing = kept, why, last, failing
         self.asked: list[tuple[int, int, int]] = []
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
         self.asked.append((start, stop, kept))
         seen = range(start, min(stop, self.last))
         found = tuple(
             Trajectory(str(n), "t", (), (FAILED,) * (n in self.failing), reward=1.0) for n in seen if n in self.kept
         )
-        return Made(len(seen), found, Counter({self.why: len(seen) - len(found)} if len(found) < len(seen) else {}))
+        return DemoBatch(
+            len(seen), found, Counter({self.why: len(seen) - len(found)} if len(found) < len(seen) else {})
+        )
 
 
 class Playing(DemosSection):

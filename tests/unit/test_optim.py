@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from retcon.core.errors import TrainingDiverged
-from retcon.train.optim import apply, learning_rate, rising_steps
+from retcon.train.optim import learning_rate, step_optimizer, warmup_steps
 
 pytestmark = pytest.mark.torch
 
@@ -26,11 +26,11 @@ def test_the_rate_goes_down_in_a_line_or_stays():
 
 
 def test_a_warm_up_has_a_share_of_all_steps_and_one_at_least():
-    assert [rising_steps(share, 20) for share in (0.0, 0.1, 1.0)] == [1, 2, 20]
+    assert [warmup_steps(share, 20) for share in (0.0, 0.1, 1.0)] == [1, 2, 20]
 
 
 def test_a_gradient_that_is_no_number_is_reported_for_a_batch_without_a_name():
     model = torch.nn.Linear(1, 1, bias=False)
     model.weight.grad = torch.full_like(model.weight, math.inf)
     with pytest.raises(TrainingDiverged, match=r"^a batch: the gradient norm is"):
-        apply(model, torch.optim.SGD(model.parameters(), lr=1.0), lr=1.0, max_grad_norm=1.0)
+        step_optimizer(model, torch.optim.SGD(model.parameters(), lr=1.0), lr=1.0, max_grad_norm=1.0)

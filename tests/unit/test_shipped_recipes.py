@@ -13,7 +13,7 @@ from retcon.cli.recipes import about_file, about_shipped, changes, markdown_list
 from retcon.config.load import load_recipe, shipped_recipes
 from retcon.config.schema import SECTIONS, Recipe, RepairSection, RLSection, find_stage, stages_of
 from retcon.core.errors import RecipeError
-from retcon.train.prompts import refuse_idle_bounds
+from retcon.train.prompts import check_rate_bounds
 
 SHIPPED = shipped_recipes()
 OURS = ("mini/", "quickstart/", "smollm2/", "rstar2-14b/sft_mini", "own")
@@ -58,7 +58,7 @@ def test_bounds_of_pass_rates_come_with_their_file() -> None:
     """Without it a stage of hard problems would draw all of them."""
     for name, path in SHIPPED.items():
         for stage in stages_of(load_recipe(path, [])):
-            refuse_idle_bounds(stage.recipe.select, f"{name}, {stage}: ")
+            check_rate_bounds(stage.recipe.select, f"{name}, {stage}: ")
     hard = find_stage(load_recipe("rstar2-14b/rl", []), "hard", "").recipe.select
     assert hard == load_recipe("rstar2-14b/stage3", []).select
     assert hard.pass_rates

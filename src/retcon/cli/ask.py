@@ -115,7 +115,7 @@ def _about(task: Task, texts: list[str]) -> Task:
 async def _answered(recipe: Recipe, folder: Path, task: Task, seed: int, console: Console) -> Trajectory:
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
     from retcon.core.types import Provenance
-    from retcon.engine.types import SpeaksText
+    from retcon.engine.types import TextEngine
     from retcon.report.transcript import show_turn
     from retcon.rollout.loop import run_rollout
     from retcon.rollout.subcalls import SubcallBudget, TreePlace
@@ -133,7 +133,7 @@ async def _answered(recipe: Recipe, folder: Path, task: Task, seed: int, console
     def show_child(child: Trajectory, prompt: str) -> None:
         console.print(_child_line(child, prompt), style="dim", markup=False, soft_wrap=True)
 
-    encoded_by = engine.encoded_by if isinstance(engine, SpeaksText) else None
+    encoded_by = engine.encoded_by if isinstance(engine, TextEngine) else None
     async with open_context(recipe, engine, chat) as opened:
         context = replace(opened, repair=build_repair(recipe))
         place = TreePlace(SubcallBudget(context.subcalls), on_child=show_child)

@@ -381,13 +381,13 @@ def _filter_rated(tasks: Iterator[Task], select: SelectSection, unrated: list[st
     set, where such a task is refused."""
     from retcon.core.errors import RecipeError
     from retcon.select.filters import filter_by_pass_rate
-    from retcon.train.prompts import measured_of, refuse_idle_bounds
+    from retcon.train.prompts import check_rate_bounds, rates_of
 
-    refuse_idle_bounds(select)
+    check_rate_bounds(select)
     if not select.pass_rates:
         return tasks
     file = Path(select.pass_rates)
-    rates = {task: one.rate for task, one in measured_of(file).items()}
+    rates = {task: one.rate for task, one in rates_of(file).items()}
 
     def known() -> Iterator[Task]:
         rated = 0

@@ -33,10 +33,10 @@ TOKENS = {"vocabulary", "thinking", "chat_template_kwargs"}
 def check_demonstrations(recipe: Recipe, overrides: Sequence[str], file: Path, command: str) -> None:
     """Raise RecipeError for a missing file if [demos] is not set. Else a mistyped name would train on the default's
     number game. A file that is begun passes. overrides: those of the recipe. command: makes the file. Raises
-    CheckpointError as `begun`."""
-    from retcon.train.demos.making import begun
+    CheckpointError as `has_journal`."""
+    from retcon.train.demos.making import has_journal
 
-    if file.exists() or begun(file) or _note_of(file).exists() or names_demos(recipe, overrides):
+    if file.exists() or has_journal(file) or _note_of(file).exists() or names_demos(recipe, overrides):
         return
     raise RecipeError(
         f"{file} is not there{nearest_path(file)}: give an existing file. `{command}` makes demonstrations, and so "
@@ -57,10 +57,10 @@ def ensure_demonstrations(
     note = _note_of(file)
     if file.exists():
         made = _read_note(file, note, recipe)
-        from retcon.train.demos.making import clear
+        from retcon.train.demos.making import remove_journal
 
         if made is not None:  # the user may have put a file beside the begun one
-            clear(file)
+            remove_journal(file)
         return made
     check_regular_file(file)
     folder = model_folder(recipe.model.path)

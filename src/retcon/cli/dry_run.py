@@ -27,9 +27,9 @@ from retcon.rollout.lengths import DerivedLength, check_lengths, context_of, ope
 from retcon.runs.folder import RunKind, check_free
 from retcon.runs.progress import format_duration
 from retcon.tasks.registry import EVERY, TaskSet, evaluation_tasks, problems_of
-from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
-from retcon.train.settling import Settled
-from retcon.train.stages import get_ready
+from retcon.train.measuring import Measurement, measure_evaluation, measure_rl, measure_updates
+from retcon.train.settling import ResolvedRun
+from retcon.train.stages import prepare_run
 
 DAY = 86400
 SHARED = 1.3
@@ -37,7 +37,7 @@ SHARED = 1.3
 
 
 def plan_rl(
-    recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None, settled: Settled | None = None
+    recipe: Recipe, name: str | Path, out: Path, gpus: Speed | None = None, settled: ResolvedRun | None = None
 ) -> None:
     """Print the plan of `retcon train`, stage by stage. Raises what the run itself would before it starts. gpus: GPUs
     of verl; for those, and for models that are not here, costs are by formula."""
@@ -45,7 +45,7 @@ def plan_rl(
         _plan_unfetched(recipe, str(name), out, gpus)
         return
     folder = locate(name)
-    ready = get_ready(recipe, folder, out, settled=settled)
+    ready = prepare_run(recipe, folder, out, settled=settled)
     settled, stages, each = ready.settled, ready.stages, ready.each
     recipe = settled.recipe
     about = recipe.evaluate
@@ -126,7 +126,7 @@ def _stage(show: Console, stage: Stage, needs: Needs, room: int | None = None) -
 def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     """Print the plan of `retcon sft` on an existing file. Raises what the training would before it starts."""
     from retcon.train.datasets.demonstrations import read_samples
-    from retcon.train.sft import to_sample
+    from retcon.train.sft import plan_sampling
 
     folder = model_folder(recipe.model.path)
     if not demonstrations.exists():
@@ -137,7 +137,7 @@ def plan_sft(recipe: Recipe, demonstrations: Path, out: Path) -> None:
     samples = read_samples(
         demonstrations, build_chat(recipe, folder), vocabulary=_vocabulary(folder), max_tokens=context_of(folder)
     )
-    to_sample(recipe, folder, out, max(recipe.sft.samples, recipe.sft.first_repair))
+    plan_sampling(recipe, folder, out, max(recipe.sft.samples, recipe.sft.first_repair))
     _plan_updates("sft", recipe, folder, out, samples, recipe.sft.batch, recipe.sft.steps)
 
 
@@ -258,7 +258,7 @@ def _memory(show: Console, needs: Needs, room: int | None = None) -> None:
     show.print(grid)
 
 
-def _eval_seconds(show: Console, recipe: Recipe, stage: Stage, measured: Measured, problems: int) -> float:
+def _eval_seconds(show: Console, recipe: Recipe, stage: Stage, measured: Measurement, problems: int) -> float:
     """Seconds of the evaluations in a stage, timed as training rollouts."""
     section = recipe.evaluate
     steps = range(stage.before + 1, stage.last + 1) if section.every else ()
@@ -272,7 +272,7 @@ def _eval_seconds(show: Console, recipe: Recipe, stage: Stage, measured: Measure
     return count * each
 
 
-def _print_time(show: Console, measured: Measured, steps: int, besides: float = 0.0) -> float:
+def _print_time(show: Console, measured: Measurement, steps: int, besides: float = 0.0) -> float:
     """Seconds of all steps and of what is done besides them."""
     if measured.rollout_seconds is not None:
         most = "" if measured.whole else " at most, if every rollout used up rollout.max_tokens"

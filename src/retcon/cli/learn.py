@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from retcon.train.demos.making import Summary
-    from retcon.train.sft import Samples
+    from retcon.train.sft import SamplingResult
     from retcon.train.trainer import Metrics, OnStep
 
 MANY = 0.25
@@ -68,9 +68,9 @@ def train(
         raise RecipeError("--gpus plans and trains nothing: add --dry-run; recipes/verl/launch.sh trains on several")
     need_training()
     folder = None if gpus or (dry_run and is_unfetched(name)) else locate(name)
-    from retcon.train.settling import settle_run
+    from retcon.train.settling import resolve_run
 
-    settled = None if folder is None else settle_run(settings, folder, out)
+    settled = None if folder is None else resolve_run(settings, folder, out)
     if dry_run:
         from retcon.cli.dry_run import plan_rl
         from retcon.planning.estimate import gpus_of
@@ -228,7 +228,7 @@ def _tell_step(metrics: Metrics, on_step: OnStep) -> None:
         )
 
 
-def _result_of_sft(found: Samples) -> str:
+def _result_of_sft(found: SamplingResult) -> str:
     lost = f" ({found.lost} lost to infrastructure faults)" if found.lost else ""
     return (
         f"samples: {found.passed} of {found.total} right{lost}; read them: {command_line('retcon', 'show', found.file)}"

@@ -12,7 +12,7 @@ from retcon.cli.arguments import command_line, need_training
 
 if TYPE_CHECKING:
     from retcon.chat.checks import ChatCheck
-    from retcon.models.checking import Checked
+    from retcon.models.checking import ModelCheck
 
 model = typer.Typer(
     name="model", no_args_is_help=True, help="Fetch and check models (docs/models/models.md).", rich_markup_mode="rich"
@@ -91,7 +91,7 @@ def _calls(chat: ChatCheck) -> str:
     return f"{chat.family}: read back as the template writes them, {several}{history}"
 
 
-def _print(checked: Checked) -> None:
+def _print(checked: ModelCheck) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -31,7 +31,7 @@ from retcon.evaluate.result import read_result
 from retcon.runs.folder import NAME as RUN
 from retcon.runs.folder import PROBLEMS, WEIGHTS, RunFolder, RunKind, as_now, differing, flat, refuse_unloadable
 from retcon.store.whole import LOCK, lock_folder, storage_errors, write_whole
-from retcon.train.settling import refuse_rollouts, refuse_unlearnable
+from retcon.train.settling import check_learnable, check_rollouts
 
 EVALUATION = "eval"
 SEED_KEYS = ("run.seed=", "track.name=")
@@ -102,8 +102,8 @@ def training(
     settings, overrides = _name_run(out, folder, recipe, overrides, text)
     if not (folder / "final").exists():
         settings.engine.check_training(settings)
-        refuse_rollouts(settings)
-    refuse_unlearnable(settings)
+        check_rollouts(settings)
+    check_learnable(settings)
     words = ("train", recipe, *overrides_of(overrides, READS["train"]), "--from", start, "--out", str(folder))
     job = Job(name, words, _log(out, folder), threads=settings.run.threads, needs=tuple(needs), late=late)
     return Target(job, settings, folder / "final", tuple(overrides), "rl", start, recipe)

@@ -128,8 +128,8 @@ async def _serve(
     from dataclasses import replace
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
-    from retcon.engine.threaded import Threaded
-    from retcon.engine.types import Connects, NamesModel, SpeaksText
+    from retcon.engine.threaded import ThreadedEngine
+    from retcon.engine.types import Connectable, NamedEngine, TextEngine
     from retcon.http import server
     from retcon.serve import app
     from retcon.serve.agent import Agent
@@ -143,11 +143,11 @@ async def _serve(
         kept = Record(record)
         ready(recipe)()
         engine = build_policy(recipe, folder, chat)
-        if recipe.engine.in_process and not isinstance(engine, Connects | SpeaksText):
-            engine = await stack.enter_async_context(Threaded(engine))
+        if recipe.engine.in_process and not isinstance(engine, Connectable | TextEngine):
+            engine = await stack.enter_async_context(ThreadedEngine(engine))
         made = await stack.enter_async_context(open_context(recipe, engine, chat))
         context = replace(made, repair=build_repair(recipe), model=recipe.engine.subject(folder))
-        if name_there and isinstance(engine, NamesModel):
+        if name_there and isinstance(engine, NamedEngine):
             settings = replace(settings, name=_last_part(engine.model))
         agent = Agent(context, settings, kept)
         application = await stack.enter_async_context(app.open_app(agent))

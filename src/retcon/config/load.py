@@ -207,7 +207,7 @@ def _kind(section: str, keys: Mapping[str, object]) -> type[Section]:
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def _shipped_folder(name: str) -> Path:
+def _shipped(name: str) -> Path:
     """Return a shipped folder: inside the package in a wheel, at the top in a checkout."""
     inside = _PACKAGE / name
     return inside if inside.is_dir() else _PACKAGE.parents[1] / name
@@ -215,13 +215,13 @@ def _shipped_folder(name: str) -> Path:
 
 def examples() -> Path:
     """Return the folder of examples."""
-    return _shipped_folder("examples")
+    return _shipped("examples")
 
 
 @cache
 def shipped_recipes() -> Mapping[str, Path]:
     """Map names such as `quickstart/saar` to files. Cached: planning a comparison looks up dozens of recipes."""
-    home = _shipped_folder("recipes")
+    home = _shipped("recipes")
     files = sorted(home.rglob("*.toml"))
     return MappingProxyType({str(file.relative_to(home).with_suffix("")): file for file in files})
 
@@ -291,7 +291,7 @@ def with_kinds(recipe: str | Path, overrides: Sequence[str]) -> Data:
     data: Data = load_recipe(recipe).model_dump(mode="json", exclude_unset=True)
     for override in filter(_chooses, overrides):
         with suppress(RecipeError):
-            data = _apply_override(data, override)
+            data = _overridden(data, override)
     return data
 
 
@@ -302,7 +302,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[st
     culprit = ""
     # Kinds first: other overrides may be of that kind's keys.
     for override in sorted(overrides, key=lambda override: not _chooses(override)):
-        data = _apply_override(data, override, reads)
+        data = _overridden(data, override, reads)
         culprit = culprit or override
         with suppress(RecipeError):
             recipe = _validate(data, lambda _: "")
@@ -310,7 +310,7 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[st
     return _validate(data, lambda _: f"override '{culprit}'") if culprit else recipe
 
 
-def _apply_override(data: Data, override: str, reads: Sequence[str] = ALL) -> Data:
+def _overridden(data: Data, override: str, reads: Sequence[str] = ALL) -> Data:
     """Apply `section.key=value`, or `stages.name.section.key=value`, to a copy of the data."""
     where = f"override '{override}'"
     if override.encode(errors="replace").decode() != override:
@@ -329,7 +329,7 @@ def _apply_override(data: Data, override: str, reads: Sequence[str] = ALL) -> Da
         raise RecipeError(f"{where}: this command does not read [{section}]{hint}; it reads {', '.join(reads)}")
     value = _toml_value(written.strip())
     if section != "stages":
-        return {**data, section: _change_key(section, data.get(section, {}), key, value)}
+        return {**data, section: _changed(section, data.get(section, {}), key, value)}
     stages = [dict(stage) for stage in data.get("stages", ())]
     named, _, rest = key.partition(".")
     first, inner, last = rest.partition(".")
@@ -337,7 +337,7 @@ def _apply_override(data: Data, override: str, reads: Sequence[str] = ALL) -> Da
     if not rest or (not inner and first not in OWN):
         own = ", ".join(OWN)
         raise RecipeError(f"{where}: of a stage write stages.{named or 1}.section.key=value, or one of its own: {own}")
-    stage[first] = _change_key(first, stage.get(first, {}), last, value) if inner else value
+    stage[first] = _changed(first, stage.get(first, {}), last, value) if inner else value
     return {**data, "stages": stages}
 
 
@@ -351,7 +351,7 @@ def _suggest_sections(data: Data, key: str, sections: Sequence[str]) -> str:
     return f" (did you mean {close}?)" if close else ""
 
 
-def _change_key(section: str, keys: Data, key: str, value: object) -> Data:
+def _changed(section: str, keys: Data, key: str, value: object) -> Data:
     about = SECTIONS.get(section)
     return about.with_changes(keys, {key: value}) if about is not None else {**keys, key: value}
 

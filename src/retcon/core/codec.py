@@ -51,7 +51,7 @@ def _gather_extra(value: Any, kind: type[Record]) -> Any:
         return [_gather_extra(item, kind) for item in value]
     if not isinstance(value, dict):
         return value
-    nested = _nested_types(kind)
+    nested = _nested(kind)
     known = {name: _gather_extra(one, inner) if (inner := nested[name]) else one
              for name, one in value.items() if name in nested}  # fmt: skip
     extra = {name: one for name, one in value.items() if name not in nested}
@@ -59,7 +59,7 @@ def _gather_extra(value: Any, kind: type[Record]) -> Any:
 
 
 @cache
-def _nested_types(kind: type[Record]) -> Mapping[str, type[Record] | None]:
+def _nested(kind: type[Record]) -> Mapping[str, type[Record] | None]:
     """Map each field except `extra` to the type of the records in it, or None."""
     return {field.name: _record_in(field.type) for field in msgspec.structs.fields(kind) if field.name != "extra"}
 

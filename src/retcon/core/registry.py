@@ -106,7 +106,7 @@ class _Plugins(PluginNames, Generic[T]):
     def _expected(self) -> str:
         raise NotImplementedError
 
-    def _check_fit(self, name: str, found: object) -> T:
+    def _checked(self, name: str, found: object) -> T:
         """Return what fits, else raise the registry's error with what was expected and found."""
         if isinstance(found, ModuleType):
             values = self._members(found)
@@ -129,8 +129,8 @@ class _Plugins(PluginNames, Generic[T]):
         type.
         """
         if name in self.shipped:
-            return self._check_fit(name, import_module(f"{FOLDERS[self.kind]}.{name}"))
-        return self._check_fit(name, self.load(name))
+            return self._checked(name, import_module(f"{FOLDERS[self.kind]}.{name}"))
+        return self._checked(name, self.load(name))
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class InstanceRegistry(_Plugins[T]):
 
     def _installed(self, name: str) -> Sequence[T]:
         found = self.load(name)
-        return self._members(found) if isinstance(found, ModuleType) else [self._check_fit(name, found)]
+        return self._members(found) if isinstance(found, ModuleType) else [self._checked(name, found)]
 
     def find(self, name: str) -> T:
         return self.find_all(name)[0]
@@ -198,7 +198,7 @@ class InstanceRegistry(_Plugins[T]):
     def find_all(self, name: str) -> Sequence[T]:
         """Return all instances of a name, or one by import path. Raises the registry's error without any."""
         if ":" in name:
-            return [self._check_fit(name, self.load(name))]
+            return [self._checked(name, self.load(name))]
         if name in self.shipped:
             module = import_module(f"{FOLDERS[self.kind]}.{name}")
             if found := [value for value in self._members(module) if name in _names_of(value)]:

@@ -285,7 +285,7 @@ class Trajectory(Record, frozen=True, omit_defaults=True):
     last message, or the reward; or the answer that a program submitted; else None. parent: of a part of another
     trajectory's rollout, None at the root. children: trajectories made for this one, each with its own, by turn and
     id; files have them as lines before it. refused: model calls of its programs, and of its descendants', that a
-    limit refused. selection: `kept`, or why a training step dropped it (`retcon.train.prompts.selected`); None
+    limit refused. selection: `kept`, or why a training step dropped it (`retcon.train.prompts.with_selections`); None
     elsewhere. grades: verdict of each judge, where its grader asks several (`livecodebench`: `lcb` and `strict`).
     expected: the task's right answer, cut to EXPECTED_LENGTH. reason: the grader's, a short phrase. training: record
     of its training step.

@@ -1,1 +1,1 @@
-"""What generates tokens: the protocols, the scripted engine, and engines in this process and on servers."""
+"""Engines that generate tokens, in this process and on servers."""

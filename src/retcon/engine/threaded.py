@@ -1,4 +1,4 @@
-"""Run an engine in a thread of its own, so that its forwards do not block the event loop."""
+"""An engine in another thread: forwards do not block the event loop."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
-from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside
+from retcon.engine.types import Generation, Generator, ParkableEngine, SamplingParams
 
 T = TypeVar("T")
 
 
-class Threaded:
-    """A `Generator` that runs `engine` in the event loop of another thread, within `async with`.
+class ThreadedEngine:
+    """A `Generator` that runs `engine` in another thread's event loop.
 
-    Calls keep their order. On exit calls under way are cancelled, after the current forward.
+    It works within `async with`. Calls keep their order. On exit calls under way are cancelled, after the current
+    forward.
     """
 
     def __init__(self, engine: Generator) -> None:
@@ -25,7 +26,7 @@ class Threaded:
         self._end = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="retcon-engine", daemon=True)
 
-    async def __aenter__(self) -> Threaded:
+    async def __aenter__(self) -> ThreadedEngine:
         self._thread.start()
         return self
 
@@ -46,7 +47,7 @@ class Threaded:
 
     def set_aside(self, request_id: str) -> None:
         """Pass on to an engine that waits for requests."""
-        if isinstance(self._engine, SetsAside):
+        if isinstance(self._engine, ParkableEngine):
             self._loop.call_soon_threadsafe(self._engine.set_aside, request_id)
 
     async def _there(self, work: Coroutine[Any, Any, T]) -> T:

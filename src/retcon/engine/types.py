@@ -1,4 +1,4 @@
-"""Protocols of engines: token ids in, token ids out; and what training needs besides."""
+"""Protocols of engines, from token ids to token ids, and of training."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GREEDY_BELOW = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of one generation, in vLLM's terms and order: temperature, min_p, top_k, top_p.
+    """Parameters of one generation, in vLLM's order: temperature, min_p, top_k, top_p.
 
     Each truncation sees what the previous ones left, renormalised; of equally probable tokens the lower id ranks first.
     (transformers applies min_p last, which keeps more if min_p and top_p are both set.)
@@ -38,7 +38,7 @@ class SamplingParams:
         stop: strings that end the generation after the token that completes one of them.
         seed: of the request's random stream; equal seeds and ids give equal generations.
         entropies: number of first tokens whose entropy is returned, by engines that know it.
-        message_tokens: most tokens by the server's count, for an engine with a stand-in tokenizer (`SpeaksText`); 0:
+        message_tokens: most tokens by the server's count, for an engine with a stand-in tokenizer (`TextEngine`); 0:
             only max_tokens, by the stand-in's count.
     """
 
@@ -55,7 +55,7 @@ class SamplingParams:
 
 
 def check_params(request_id: str, params: SamplingParams) -> None:
-    """Raises EngineError that names an invalid parameter and its range."""
+    """Check sampling parameters. Raises EngineError with the parameter and its range."""
     checks = (
         ("temperature", "a finite number ≥ 0", math.isfinite(params.temperature) and params.temperature >= 0),
         ("top_p", "in (0, 1]", 0 < params.top_p <= 1),
@@ -71,7 +71,7 @@ def check_params(request_id: str, params: SamplingParams) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A generated continuation. What an engine does not know is None.
+    """A generated continuation, with None for unknown values.
 
     Args:
         ids: (T,), including the stop id or the ids of the stop string.
@@ -101,16 +101,16 @@ class Generator(Protocol):
         ...
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
-        """Return log-probs of ids[start:], (T - start,) nats under the untempered model, or None; start ≥ 1."""
+        """Return log-probs of ids[start:], or None: (T - start,) nats, untempered; start ≥ 1."""
         ...
 
     async def release(self, request_id: str) -> None:
-        """Free what is kept for a trajectory that ended. Unknown ids are ignored."""
+        """Free the memory of a trajectory that ended. Unknown ids are ignored."""
         ...
 
 
 @runtime_checkable
-class Connects(Protocol):
+class Connectable(Protocol):
     """An engine with connections, which belong to an event loop."""
 
     def connected(self) -> AbstractAsyncContextManager[None]:
@@ -119,8 +119,8 @@ class Connects(Protocol):
 
 
 @runtime_checkable
-class SpeaksText(Protocol):
-    """An engine of text, whose ids are a stand-in tokenizer's and cannot be trained on."""
+class TextEngine(Protocol):
+    """An engine of text, with a stand-in tokenizer's ids."""
 
     @property
     def encoded_by(self) -> str:
@@ -129,12 +129,12 @@ class SpeaksText(Protocol):
 
 
 @runtime_checkable
-class NamesModel(Protocol):
+class NamedEngine(Protocol):
     """An engine that knows its model's name on a server."""
 
     @property
     def model(self) -> str:
-        """Empty until it is connected, unless configured."""
+        """Name of the model; empty until it is connected, unless configured."""
         ...
 
 
@@ -151,17 +151,17 @@ class Statistics(Protocol):
 
 
 @runtime_checkable
-class TellsStatistics(Protocol):
+class HasStatistics(Protocol):
     """An engine with counters."""
 
     @property
     def stats(self) -> Any:
-        """`Statistics`."""
+        """The engine's `Statistics`."""
         ...
 
 
 @runtime_checkable
-class SetsAside(Protocol):
+class ParkableEngine(Protocol):
     """An engine that waits for its open requests, to compute many together."""
 
     def set_aside(self, request_id: str) -> None:
@@ -170,19 +170,19 @@ class SetsAside(Protocol):
 
 
 @runtime_checkable
-class Forks(Protocol):
+class ForkableEngine(Protocol):
     """An engine that can copy one trajectory's cache to another."""
 
     def fork(self, request_id: str, source_id: str, length: int) -> None:
-        """Copy the cache of the first `length` tokens of `source_id`, which is at rest, for a new request.
+        """Copy the first `length` cached tokens of `source_id` for a new request.
 
-        Does nothing without room, and for unknown ids.
+        Does nothing without room, for unknown ids, and while the source has a call.
         """
         ...
 
 
 @runtime_checkable
-class TakesWeights(Protocol):
+class SharedWeights(Protocol):
     """An engine over the trainer's own weights, which change in place."""
 
     def invalidate(self) -> None:
@@ -198,15 +198,15 @@ class CarriesOver(Protocol):
     """An engine that continues generations under way with new weights."""
 
     version: int | None
-    """Of the current weights, set by the trainer; once it is set, generations have `versions`."""
+    """Version of the weights, set by the trainer; once it is set, generations have `versions`."""
 
     def suspended(self) -> AbstractAsyncContextManager[None]:
-        """Within the block no computation uses this process's weights, which may change; no tokens are lost."""
+        """Suspend all computation for a block, in which weights may change; no tokens are lost."""
         ...
 
 
 @runtime_checkable
-class FollowsWeights(Protocol):
+class RemoteWeights(Protocol):
     """An engine with a copy of the trained model's weights elsewhere."""
 
     async def follow(self) -> None:
@@ -215,8 +215,8 @@ class FollowsWeights(Protocol):
 
 
 @runtime_checkable
-class TrainableEngine(Generator, TakesWeights, TellsStatistics, AbstractAsyncContextManager[Any], Protocol):
-    """What training needs of an engine; on exit, waiting calls are given up."""
+class TrainableEngine(Generator, SharedWeights, HasStatistics, AbstractAsyncContextManager[Any], Protocol):
+    """An engine for training; on exit it gives up waiting calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What an engine is built from.
+    """The arguments from which an engine is built.
 
     Args:
         model: returns the model, in evaluation mode, on its device; not called by engines with their own weights.
@@ -261,7 +261,7 @@ class EngineSetup:
 
 
 class StopStrings:
-    """Finds stop strings, none of them empty, in a growing generation.
+    """Search for stop strings, none of them empty, in a growing generation.
 
     It decodes no more tokens than the longest string has bytes, so that the cost per token is constant. A character may
     be spread over several ids.

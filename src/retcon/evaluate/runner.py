@@ -33,7 +33,7 @@ from retcon.core.concurrency import cancel_all, gather_or_cancel
 from retcon.core.errors import CheckpointError, RecipeError, SandboxUnavailable
 from retcon.core.seeds import derive
 from retcon.core.types import Trajectory
-from retcon.engine.types import Generator, SamplingParams, TellsStatistics
+from retcon.engine.types import Generator, HasStatistics, SamplingParams
 from retcon.evaluate.card import write_card
 from retcon.evaluate.result import (
     PartialFile,
@@ -172,7 +172,7 @@ async def _watched(work: Awaitable[T], engine: Generator, on_tokens: Callable[[i
     async def watch(tell: Callable[[int], None]) -> None:
         while True:
             await asyncio.sleep(1)
-            tell(getattr(engine.stats, "generated", 0) if isinstance(engine, TellsStatistics) else 0)
+            tell(getattr(engine.stats, "generated", 0) if isinstance(engine, HasStatistics) else 0)
 
     watching = [asyncio.create_task(watch(on_tokens))] if on_tokens is not None else []
     try:

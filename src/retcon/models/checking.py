@@ -31,7 +31,7 @@ CONTINUATION = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class ModelCheck:
     """Findings about a model folder.
 
     parameters, vocabulary: numbers of the model's parameters and of the tokenizer's tokens. continuation: the greedy
@@ -55,8 +55,8 @@ class Checked:
         return self.chat is not None and self.chat.trains
 
 
-def check_model_folder(folder: Path) -> Checked:
-    """Load the model in float32 and check weights, tokenizer, chat template and logits.
+def check_model_folder(folder: Path) -> ModelCheck:
+    """Load a model in float32; check weights, tokenizer, chat template and logits.
 
     Raises CheckpointError, which names the file, for a model that cannot be used.
     """
@@ -71,13 +71,14 @@ def check_model_folder(folder: Path) -> Checked:
         )
     source = read_template(folder)
     template = None if source is None else source.compiled()
-    learned, said = _chat(folder)
-    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template), *said]
+    learned, odd = _chat(folder)
+    warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template), *odd]
     model = load_model(folder)
-    _whole(folder, model)
+    _check_finite(folder, model)
     with torch.inference_mode():
         nats = _loss(model, tokenizer)
-        continuation = _continuation(model, tokenizer, _asked(tokenizer, learned.chat if learned else None, template))
+        asked = _prompt_ids(tokenizer, learned.chat if learned else None, template)
+        continuation = _continuation(model, tokenizer, asked)
     if not math.isfinite(nats):
         raise CheckpointError(f"{folder}: its logits are not finite")
     if nats > 0.9 * math.log(size):
@@ -85,7 +86,7 @@ def check_model_folder(folder: Path) -> Checked:
             f"plain English costs it {nats:.1f} nats a token, and chance {math.log(size):.1f}: it is untrained, or the "
             "tokenizer is another model's"
         )
-    return Checked(
+    return ModelCheck(
         folder,
         type(model).__name__,
         sum(p.numel() for p in model.parameters()),
@@ -99,7 +100,7 @@ def check_model_folder(folder: Path) -> Checked:
 
 
 def _source(folder: Path) -> dict[str, Any]:
-    """Where it was fetched from, if known."""
+    """Return where the model was fetched from, if known."""
     file = folder / "source.json"
     try:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
@@ -156,7 +157,7 @@ def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
 
 
 def _chat(folder: Path) -> tuple[LearnedChat | None, list[str]]:
-    """The chat through which the model is asked, None where its template cannot be followed; and what is odd."""
+    """Return the model's chat, None where its template cannot be followed, and warnings."""
     try:
         learned = check_folder(folder)
     except RecipeError as error:
@@ -181,7 +182,7 @@ def _template(template: Template | None) -> Iterator[str]:
         yield f"its chat template refuses a system prompt: {error.__cause__}"
 
 
-def _whole(folder: Path, model: PreTrainedModel) -> None:
+def _check_finite(folder: Path, model: PreTrainedModel) -> None:
     for name, tensor in model.named_parameters():
         if not bool(torch.isfinite(tensor).all()):
             raise CheckpointError(f"{folder}: the weights of {name} are not all finite")
@@ -193,8 +194,8 @@ def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
     return float(cross_entropy(logits[:-1], ids[0, 1:]))
 
 
-def _asked(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Template | None) -> Sequence[int]:
-    """Ids of QUESTION, by the model's chat, else by the folder's template."""
+def _prompt_ids(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Template | None) -> Sequence[int]:
+    """Return the ids of QUESTION, by the model's chat, else by the folder's template."""
     if chat is not None:
         return ids_of(chat.prompt(QUESTION))
     text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])

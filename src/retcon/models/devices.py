@@ -1,4 +1,4 @@
-"""Choose the device, precision and threads of a run, once, before work starts."""
+"""Choice of a run's device, precision and threads."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ DECIDED = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user chooses how threads wait."""
 
 
-def calm_threads() -> None:
+def disable_openmp_spin() -> None:
     """Stop OpenMP's threads in this process from spinning while they wait.
 
     Does nothing if the user has chosen (DECIDED), or for an unknown OpenMP library.
     """
     if any(name in os.environ for name in DECIDED):
         return
-    for path in _loaded():
+    for path in _openmp_libraries():
         name = Path(path).name
         if name.startswith("libgomp"):
-            _crowd(path)
+            _oversubscribe_libgomp(path)
         elif hasattr(library := ctypes.CDLL(path), "kmp_set_blocktime"):
             library.kmp_set_blocktime(0)
 
 
 @functools.cache
-def _crowd(path: str) -> None:
+def _oversubscribe_libgomp(path: str) -> None:
     """Oversubscribe GNU's OpenMP, which has no setting once it is loaded.
 
     With more OpenMP threads than cores it spins 100 times, not 300,000 (its manual, on GOMP_SPINCOUNT). So a team of as
@@ -70,8 +70,8 @@ def _crowd(path: str) -> None:
     made.wait()
 
 
-def _loaded() -> Iterator[str]:
-    """Paths of the OpenMP libraries of this process."""
+def _openmp_libraries() -> Iterator[str]:
+    """Yield the paths of this process's OpenMP libraries."""
     maps = Path("/proc/self/maps")
     lines = os.fsdecode(maps.read_bytes()).split("\n") if maps.is_file() else []
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if line.count("/") and len(line.split()) > 5)
@@ -182,7 +182,7 @@ def choose(
     dtype = auto if section.dtype == "auto" else section.dtype
     rollouts: RolloutDtype = auto if section.rollout_dtype == "auto" else section.rollout_dtype
     for key, name in {"dtype": dtype, "rollout_dtype": rollouts}.items():
-        if not supports(device, getattr(torch, name)):
+        if not supports_dtype(device, getattr(torch, name)):
             raise RecipeError(f"compute.{key} = {name!r}: torch cannot compute in {name} on {device}; use 'float32'")
     return Placement(
         device,
@@ -197,8 +197,8 @@ def choose(
     )
 
 
-def supports(device: str, dtype: torch.dtype) -> bool:
-    """Try whether a device can run a transformer layer's operations in a dtype."""
+def supports_dtype(device: str, dtype: torch.dtype) -> bool:
+    """Return whether a device runs a transformer layer's operations in a dtype."""
     try:
         x = torch.ones(2, 4, 8, device=device).to(dtype)
         x = functional.layer_norm(functional.silu(functional.linear(x, x[0, :, :].T @ x[0])), (8,))
@@ -222,7 +222,7 @@ def set_threads(threads: int) -> None:
     """Use `threads` threads within torch's operations, and one between them."""
     torch.set_num_threads(threads)
     if threads > 1:
-        calm_threads()
+        disable_openmp_spin()
     if torch.get_num_interop_threads() != 1:
         with suppress(RuntimeError):  # can be set only before their first work
             torch.set_num_interop_threads(1)
@@ -230,14 +230,14 @@ def set_threads(threads: int) -> None:
 
 @contextmanager
 def torch_threads(threads: int) -> Iterator[None]:
-    """`set_threads` within the block; afterwards threads within operations are restored."""
-    with _threads_kept():
+    """Call `set_threads` for a block; afterwards restore the threads within operations."""
+    with _restore_threads():
         set_threads(threads)
         yield
 
 
 @contextmanager
-def _threads_kept() -> Iterator[None]:
+def _restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     try:
         yield
@@ -268,12 +268,12 @@ def look_at_machine(cpuinfo: Path = CPUINFO) -> Machine:
 
 @cache
 def bfloat16_speed() -> float:
-    """Time a linear layer in bfloat16 on this CPU, relative to float32, with one thread.
+    """Time bfloat16 products on this CPU, relative to float32, with one thread.
 
     It takes milliseconds. Some CPUs that have instructions for bfloat16 are slower with them.
     """
-    with torch.inference_mode(), _threads_kept():
-        torch.set_num_threads(1)  # before `calm_threads`, further threads would spin
+    with torch.inference_mode(), _restore_threads():
+        torch.set_num_threads(1)  # before `disable_openmp_spin`, further threads would spin
         layers = [(torch.ones(ROWS, SIZE, dtype=kind), torch.ones(SIZE, SIZE, dtype=kind)) for kind in DTYPES]
         best = [math.inf, math.inf]
         for _ in range(ROUNDS + 1):  # the first one warms up
@@ -312,7 +312,7 @@ def _attention(wanted: Literal["auto", "sdpa", "eager"], config: PretrainedConfi
 
 
 def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, uses: Sequence[Use]) -> tuple[str, ...]:
-    """What bfloat16 would speed up where the recipe has `auto`, and slows down where it does not."""
+    """Advise bfloat16 where it is quicker and the recipe has `auto`, float32 where bfloat16 is slower."""
     width, speed = getattr(config.get_text_config(), "hidden_size", 0), machine.bf16_speed
     work = {"dtype": ("training", BF16_TRAINS), "rollout_dtype": ("rollouts", BF16_DECODES)}
     hints = []
@@ -328,10 +328,10 @@ def _hints(section: ComputeSection, config: PretrainedConfig, machine: Machine, 
 
 
 def _tokens(section: ComputeSection, config: PretrainedConfig, dtype: TrainDtype, gpu: Gpu | None, held: int) -> int:
-    """By the card's whole memory, not the free one, so that a repeated run has the same value."""
+    """Choose the micro-batch's tokens by the card's whole memory, so that a repeated run has the same value."""
     if gpu is None:
         return TOKENS
-    each = activations(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
+    each = activation_bytes(config.get_text_config(), section.checkpointing, value_bytes("cuda", dtype))
     model = sum(p.numel() for p in empty_model(config).parameters()) * held
     room = min(ACTIVATIONS * gpu.memory, FILLED * gpu.memory - model)
     tokens = TOKENS_GPU
@@ -360,8 +360,8 @@ def kv_heads(text: Any) -> tuple[int, int]:
     return heads, getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
 
-def activations(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
-    """Return the peak bytes of activations per token, over a forward and backward.
+def activation_bytes(text: Any, checkpointing: bool, value: float, keys: int = 0) -> int:
+    """Return the peak activation bytes per token of a forward and backward.
 
     A layer keeps the inputs of its norms and products, queries, keys and values before and after rotation, the output
     of attention, and four times the feed-forward width. With checkpointing it is one such layer with its widest

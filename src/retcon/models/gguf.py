@@ -1,4 +1,4 @@
-"""Convert a GGUF file to a Hugging Face folder, with weights dequantised to float32.
+"""Conversion of a GGUF file to a Hugging Face folder in float32.
 
 transformers reads the weights. What it would lose without a word stands here: the tokenizer, metadata that it leaves at
 a default, scaled rotations, and tensors that it drops, which are refused.
@@ -128,7 +128,7 @@ def tokenizer_of(fields: Mapping[str, Any], file: Path) -> Tokenizer:
 
 
 def check_tokenizer(fields: Mapping[str, Any], file: Path) -> None:
-    """Raises CheckpointError for a tokenizer of an unknown kind or pre-tokenizer, or one with missing parts."""
+    """Check that a GGUF file's tokenizer can be built. Raises CheckpointError for unknown kinds and missing parts."""
     kind, pre = fields.get("tokenizer.ggml.model"), str(fields.get("tokenizer.ggml.pre", "default"))
     advice = f"put the model's own tokenizer.json beside {file.name}, and it is taken instead"
     if kind not in KINDS:
@@ -306,8 +306,8 @@ def architectures() -> list[str]:
     return sorted(found - set(_UNFIT))
 
 
-def check_file(file: Path) -> Header:
-    """Read the head of a GGUF file that can be converted, before torch is imported.
+def check_gguf(file: Path) -> Header:
+    """Read a GGUF file's head and check it, before torch is imported.
 
     Raises CheckpointError for a broken file, an unknown architecture, tokenizer or quantisation, and a part of a model;
     MissingExtra without the `gguf` package.
@@ -319,7 +319,7 @@ def check_file(file: Path) -> Header:
     header = read_header(file)
     fields = header.fields
     kind, known = str(fields.get("general.architecture")), architectures()
-    if _plain(kind) not in map(_plain, known):
+    if _normalize_architecture(kind) not in map(_normalize_architecture, known):
         raise CheckpointError(
             f"{file}: its architecture is {kind!r}{nearest(kind, known)}; known are {', '.join(known)}. "
             "Use the model's Hugging Face folder instead"
@@ -345,18 +345,18 @@ def check_file(file: Path) -> Header:
     return header
 
 
-def _plain(architecture: str) -> str:
+def _normalize_architecture(architecture: str) -> str:
     return re.sub("[-_]", "", architecture)
 
 
-def convert(file: Path, folder: Path) -> None:
+def convert_gguf(file: Path, folder: Path) -> None:
     """Write the Hugging Face files of `file` into `folder`.
 
     A `tokenizer.json` beside the file takes precedence. Weights take four bytes per parameter, on disk and in memory.
-    Raises CheckpointError and MissingExtra as `check_file` does, and for tensors without a place in the model.
+    Raises CheckpointError and MissingExtra as `check_gguf` does, and for tensors without a place in the model.
     """
     file = file.absolute()
-    header = check_file(file)
+    header = check_gguf(file)
     fields = header.fields
     own = file.with_name("tokenizer.json")
     if own.is_file():
@@ -385,7 +385,7 @@ def _load(file: Path, header: Header) -> PreTrainedModel:
     try:
         with redirect_stderr(StringIO()):  # progress bars, which cannot be switched off
             config = AutoConfig.from_pretrained(file.parent, **names)
-            _complete(config, header, file)
+            _complete_config(config, header, file)
             found: Any = AutoModelForCausalLM.from_pretrained(
                 file.parent, **names, config=deepcopy(config), dtype=torch.float32, output_loading_info=True
             )
@@ -406,7 +406,7 @@ def _load(file: Path, header: Header) -> PreTrainedModel:
 
 
 def _check_places(file: Path, header: Header, model: PreTrainedModel, weights: Mapping[str, Any]) -> None:
-    """Raises CheckpointError if the file holds more weights than the model: transformers drops what it cannot place."""
+    """Check that the model has every weight of the file: transformers drops what it cannot place (CheckpointError)."""
     from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 
     tied = set(model.all_tied_weights_keys)
@@ -440,7 +440,7 @@ _STATED = {
 """Parameters by the metadata that state them, where transformers may leave them at the default of the class."""
 
 
-def _complete(config: PreTrainedConfig, header: Header, file: Path) -> None:
+def _complete_config(config: PreTrainedConfig, header: Header, file: Path) -> None:
     """Set what the file states and transformers did not take from it. Raises CheckpointError for unknown rotations."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 

@@ -1,4 +1,4 @@
-"""Load a model from a Hugging Face folder, never from the network."""
+"""Models from Hugging Face folders, never from the network."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ WEIGHTS = ("model.safetensors", "model.safetensors" + INDEX, "pytorch_model.bin"
 """In the order in which transformers looks for them."""
 
 
-def lacking(folder: Path) -> str:
-    """Describe missing weights of a folder, or missing files of its index; empty if there are none."""
+def describe_missing_weights(folder: Path) -> str:
+    """Describe missing weights of a folder, or missing files of its index; empty for a complete one."""
     found = _loaded(folder)
     if found is None:
         return f"has no weights: none of {', '.join(WEIGHTS)}"
@@ -37,8 +37,8 @@ def lacking(folder: Path) -> str:
     return ""
 
 
-def ambiguous(folder: Path) -> str:
-    """Describe shards beside a single file, which transformers loads instead; empty if there are none."""
+def describe_duplicate_weights(folder: Path) -> str:
+    """Describe shards beside a single file, which transformers loads instead; empty without such shards."""
     single = _loaded(folder) or folder
     index = single.with_name(single.name + INDEX)
     shards = [name for name in _named(index) if (folder / name).is_file()]
@@ -84,14 +84,14 @@ def load_config(path: str | Path) -> PretrainedConfig:
     return config
 
 
-def positions(config: PretrainedConfig) -> int | None:
-    """Return the most tokens of a text, None if the configuration names no limit."""
+def max_positions(config: PretrainedConfig) -> int | None:
+    """Return the configuration's limit of tokens, None if it has no limit."""
     found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     return found if found is None or found > 0 else None
 
 
 def empty_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Make the causal LM of a configuration on the meta device, without weights. Raises CheckpointError."""
+    """Make a configuration's causal LM on the meta device. Raises CheckpointError."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -104,9 +104,9 @@ def empty_model(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def load_model(path: str | Path, dtype: str = "float32", *, attention: str | None = None) -> PreTrainedModel:
-    """Load the causal LM that `locate` finds, in evaluation mode, on the CPU.
+    """Load the causal LM that `locate` finds, on the CPU, for evaluation.
 
-    Raises CheckpointError if there is none, a file is missing or broken, or its quantisation needs another package.
+    Raises CheckpointError if no model is there, a file is missing or broken, or its quantisation needs another package.
 
     Args:
         dtype: name of a torch dtype.
@@ -115,15 +115,15 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
     from transformers import AutoModelForCausalLM
 
     folder = locate(path)
-    if said := lacking(folder):
-        raise CheckpointError(f"{folder} {said}{how_to_fetch(folder)}")
-    if said := ambiguous(folder):
-        warnings.warn(f"{folder} {said}", UserWarning, stacklevel=2)
+    if fault := describe_missing_weights(folder):
+        raise CheckpointError(f"{folder} {fault}{how_to_fetch(folder)}")
+    if fault := describe_duplicate_weights(folder):
+        warnings.warn(f"{folder} {fault}", UserWarning, stacklevel=2)
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise CheckpointError(f"unknown dtype {dtype!r}{nearest(dtype, ('float32', 'bfloat16', 'float16'))}")
     try:
-        with without_bars():
+        with without_progress_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), dtype=kind, attn_implementation=attention, local_files_only=True, output_loading_info=True
             )
@@ -131,16 +131,16 @@ def load_model(path: str | Path, dtype: str = "float32", *, attention: str | Non
         raise CheckpointError(f"the model in {folder} cannot be loaded: {error}") from error
     model: PreTrainedModel = loaded[0]
     if missing := sorted(loaded[1]["missing_keys"]):  # transformers initialises them at random
-        said = f"the weights in {folder} lack {counted(len(missing), 'tensor')} of the model, such as {missing[0]}"
+        fault = f"the weights in {folder} lack {counted(len(missing), 'tensor')} of the model, such as {missing[0]}"
         if strange := sorted(loaded[1]["unexpected_keys"]):
-            said += f", and have {len(strange)} that it has not, such as {strange[0]}: are they another model's?"
-        raise CheckpointError(said)
+            fault += f", and have {len(strange)} that it has not, such as {strange[0]}: are they another model's?"
+        raise CheckpointError(fault)
     model.train(False)
     return model
 
 
 @contextmanager
-def without_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Hide transformers' progress bars, which would break ours."""
     from transformers.utils import logging
 

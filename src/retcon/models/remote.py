@@ -1,7 +1,7 @@
 """HTTP client for a model server: JSON requests with retries, and chat completions.
 
-Errors are told apart by HTTP status and by the `code` or `type` of OpenAI's error object, which most servers send. What
-is not recognised ends a request as an infrastructure fault or an error of the set-up, never as a fault of the model.
+Errors are classified by HTTP status and by the `code` or `type` of OpenAI's error object, which most servers send. An
+unknown error ends a request as an infrastructure fault or an error of the set-up, never as a fault of the model.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ServerError:
 
     @property
     def unavailable(self) -> bool:
-        """Whether the server, or a proxy before it, takes no requests for now."""
+        """Whether the server or its proxy takes no requests for now."""
         return self.retryable and self.status in _UNAVAILABLE
 
     @property
@@ -85,7 +85,7 @@ class ServerError:
         return self.code in _TOO_LONG or described
 
     def names(self, parameter: str) -> bool:
-        """Whether the server refused the request and mentions the parameter."""
+        """Return whether the server refused the request and mentions the parameter."""
         if self.status not in (400, 422):
             return False
         if parameter == "max_tokens" and _MAX_TOKENS.search(f"{self.param} {self.message}"):
@@ -173,7 +173,7 @@ class JsonClient:
         self.retried = 0
 
     async def get(self, path: str) -> Any:
-        """Return the JSON at `path`. Raises as `post`."""
+        """Return the JSON at `path`. Raises what `post` raises."""
         return await self._request("GET", path, None)
 
     async def post(
@@ -237,7 +237,7 @@ class JsonClient:
         raise (InfrastructureFault(message) if fault.error is None else ServerFailed(message, fault.error)) from fault
 
     def _patience_left(self, fault: _Retryable, began: float, now: float) -> float:
-        """Seconds for which a request that first failed at `began` is retried beyond its attempts."""
+        """Return the seconds of retries left beyond the attempts of a request that first failed at `began`."""
         if not fault.unavailable or self._unavailable_since is None:
             return 0.0
         if fault.error is not None and fault.error.status == 429:  # answers to others say nothing against a rate limit
@@ -248,7 +248,7 @@ class JsonClient:
     async def _attempt(
         self, method: str, path: str, body: Mapping[str, object] | None, incomplete: Callable[[Any], str | None]
     ) -> Any:
-        """Raises _Retryable, RequestRefused and BadResponse."""
+        """Send the request once. Raises _Retryable, RequestRefused and BadResponse."""
         query = self._query.replace("?", "&") if "?" in path else self._query
         url = f"{self.url}{path}{query}"
         try:
@@ -275,7 +275,7 @@ class JsonClient:
         return found
 
     def _headers(self) -> Mapping[str, str]:
-        """Azure's own API takes the key in a header of another name."""
+        """Return the header with the key for Azure's own API, which names it otherwise."""
         on_azure = (urlsplit(self.url).hostname or "").endswith(".azure.com")
         return {"api-key": self._key} if self._key and on_azure else {}
 
@@ -381,12 +381,12 @@ class RemoteModel(JsonClient):
         if not content and not complete:
             return "", complete
         try:
-            return text_of(content), complete
+            return extract_text(content), complete
         except (LookupError, TypeError) as error:
             raise self.bad_response("no text") from error
 
 
-def text_of(content: object) -> str:
+def extract_text(content: object) -> str:
     """Return a message's text; of a list of parts, the text parts. Raises LookupError or TypeError for other types."""
     if isinstance(content, list):
         content = "".join(part["text"] for part in content if part["type"] == "text")
@@ -395,8 +395,8 @@ def text_of(content: object) -> str:
     return content
 
 
-def key_is_missing(key_env: str) -> bool:
-    """Whether `key_env` names a variable that is required and not set."""
+def is_key_missing(key_env: str) -> bool:
+    """Return whether `key_env` names a variable that is required and not set."""
     return bool(key_env) and key_env != DEFAULT_KEY_ENV and key_env not in os.environ
 
 
@@ -438,14 +438,14 @@ def read_error(answer: HttpResponse) -> ServerError | None:
 
 
 def _shorten(text: str) -> str:
-    """A body on one line, SHOWN characters at most, HTML without its tags."""
+    """Return a body on one line, SHOWN characters at most, HTML without its tags."""
     if text.lstrip()[:1] == "<":
         text = _TAG.sub(" ", text)
     return " ".join(text.split())[:SHOWN]
 
 
 def _incomplete(answer: Any) -> str | None:
-    """Why the server did not complete an answer, None if it did."""
+    """Return why the server did not complete an answer, None if it did."""
     if answer is None:
         return "its answer is empty"
     try:
@@ -460,7 +460,7 @@ def _incomplete(answer: Any) -> str | None:
 
 
 def _retry_after(answer: HttpResponse) -> float | None:
-    """Seconds by the header Retry-After, a number or a date."""
+    """Return the seconds of the header Retry-After, a number or a date."""
     value = answer.headers.get("Retry-After", "").strip()
     if re.fullmatch(r"\d{1,9}(\.\d+)?", value, re.ASCII):
         return float(value)

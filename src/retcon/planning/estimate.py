@@ -19,7 +19,7 @@ import torch
 
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, RecipeError
-from retcon.models.devices import VALUE_GPU, Placement, activations, kv_heads, torch_threads
+from retcon.models.devices import VALUE_GPU, Placement, activation_bytes, kv_heads, torch_threads
 from retcon.models.loading import load_config
 from retcon.models.locating import CONFIG, fetch_files, is_unfetched, locate
 from retcon.planning.needs import KEPT, Needs, Part, count_parameters, gib, kv_bytes
@@ -110,7 +110,7 @@ def needs_on_gpus(recipe: Recipe, folder: Path, gpus: Speed) -> Needs:
         Part("gradients", 4 * parameters // count, "update", about),
         Part("optimiser", 8 * parameters // count, "update" if count < OPTIMISER_OFFLOADED else "always",
              f"two moments; {gib(away)} lie in the hosts' memory between updates" if away else "two moments"),
-        Part("activations", tokens * activations(text, recipe.compute.checkpointing, VALUE_GPU), "update",
+        Part("activations", tokens * activation_bytes(text, recipe.compute.checkpointing, VALUE_GPU), "update",
              f"{tokens:,} tokens of a micro-batch"),
         Part("logits in verl", LOGIT * tokens * text.vocab_size, "update", "all of a micro-batch: an estimate"),
         Part("weights of rollouts", each, "rollouts", "float16, asleep during updates"),

@@ -22,12 +22,12 @@ from retcon.config.schema import LoraSection, Recipe
 from retcon.core.errors import ComputeWarning, EngineError, RateWarning, RecipeError
 from retcon.core.machine import available_memory, total_memory
 from retcon.engine.kinds.local import LocalSection
-from retcon.engine.local.attention import shapes
+from retcon.engine.local.attention import record_shapes
+from retcon.engine.local.fused import copied_parameters
 from retcon.engine.local.graphs import shared_rows
-from retcon.engine.local.lean import copied
-from retcon.engine.local.machine import free_memory, kept_at_rest
-from retcon.engine.local.slabs import budget_for, capacity_for
-from retcon.models.devices import LOGIT, Placement, activations, kv_heads, value_bytes
+from retcon.engine.local.machine import free_memory, resting_bytes
+from retcon.engine.local.slabs import kv_budget, slot_capacity
+from retcon.models.devices import LOGIT, Placement, activation_bytes, kv_heads, value_bytes
 from retcon.models.loading import empty_model, load_config
 from retcon.models.lora import Adapter
 from retcon.runs.folder import RunKind
@@ -145,7 +145,7 @@ def needs_of(
             parts.append(Part("cast weights", 2 * multiplied, "update", f"{place.dtype}, as products read them"))
         whole_scores = cpu and place.dtype == "bfloat16"
         keys = min(SCORED_KEYS, longest or recipe.rollout.max_tokens) if whole_scores else 0
-        each = activations(text, recipe.compute.checkpointing, value_bytes(place.device, place.dtype), keys)
+        each = activation_bytes(text, recipe.compute.checkpointing, value_bytes(place.device, place.dtype), keys)
         parts.append(Part("activations", tokens * each, "update", f"{tokens:,} tokens of a micro-batch"))
         logits = min(place.logits_chunk, tokens * text.vocab_size)
         parts.append(Part("logits", LOGIT * logits, "update", f"{logits / 1e6:,.1f} M at once, and their gradient"))
@@ -159,7 +159,7 @@ def needs_of(
             _check_kv_budget(recipe, config, whole, wide)
         rows = _rows(work, recipe)
         kv = _kv_blocks(recipe, rows, whole, kv_bytes(text, wide), free_on(place.device))
-        stay = min(kv.bytes, kept_at_rest(torch.device(place.device))) if trains and not cpu else 0
+        stay = min(kv.bytes, resting_bytes(torch.device(place.device))) if trains and not cpu else 0
         if stay:
             parts.append(replace(kv, bytes=stay, phase="always", about="at most, as they stay between steps"))
         if kv.bytes > stay:
@@ -167,7 +167,7 @@ def needs_of(
         if cpu:
             parts.append(Part("packed weights", wide * _linear(text, parameters), "rollouts", "as decoding reads them"))
         else:
-            beside = copied(empty_model(config))
+            beside = copied_parameters(empty_model(config))
             if beside:
                 parts.append(Part("weights side by side", wide * beside, "always", "as decoding reads them"))
             graphs = GRAPHS * wide * shared_rows(rows) * (text.hidden_size if beside else text.vocab_size)
@@ -189,11 +189,11 @@ def _check_kv_budget(recipe: Recipe, config: PretrainedConfig, whole: int, wide:
     """Raise RecipeError where the budget does not hold one request of the local engine. Where the model cannot be run
     without weights, the engine itself checks. whole: tokens of the request. wide: bytes of a value."""
     try:
-        kept = shapes(empty_model(config)).layers.values()
+        kept = record_shapes(empty_model(config)).layers.values()
     except (EngineError, RuntimeError):
         return
     token = wide * (1 + sum(heads * (key + value) for heads, key, value in kept))
-    least = -(-capacity_for(whole, whole) * token // MIB)
+    least = -(-slot_capacity(whole, whole) * token // MIB)
     if recipe.compute.kv_memory_mb < least:
         raise RecipeError(
             f"compute.kv_memory_mb = {recipe.compute.kv_memory_mb}: one rollout of {whole:,} tokens "
@@ -207,10 +207,10 @@ def _kv_blocks(recipe: Recipe, rows: int, whole: int, token: int, free: int | No
     whole: tokens of a rollout at its longest. token: bytes of one. free: bytes on the device, None if unknown."""
     if recipe.compute.kv_memory_mb:
         return Part("KV blocks", recipe.compute.kv_memory_mb * MIB, "rollouts", "compute.kv_memory_mb")
-    request = capacity_for(whole, whole) * token
+    request = slot_capacity(whole, whole) * token
     held = 2 * rows * request
     about = f"room for twice {rows} rollouts of {whole:,} tokens"
-    kv = held if free is None else budget_for(request, rows, free)
+    kv = held if free is None else kv_budget(request, rows, free)
     return Part("KV blocks", kv, "rollouts", about if kv == held else f"{about}, cut to a quarter of what is free")
 
 

@@ -18,13 +18,13 @@ def check_rollouts_fit(recipe: Recipe, checkpoint: Path, out: Path | None = None
         return
     try:
         from retcon.models.loading import load_config
-        from retcon.models.placing import place
+        from retcon.models.placing import place_model
         from retcon.planning.needs import check_fits, check_memory_fits, needs_of
     except ImportError:  # without torch, which `build_policy` reports
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ComputeWarning)  # they come when the model is loaded
-        where = place(recipe, load_config(checkpoint), ("rollout_dtype",))
+        where = place_model(recipe, load_config(checkpoint), ("rollout_dtype",))
     needs = needs_of("eval", recipe, checkpoint, where)
     if out is None:
         check_memory_fits(needs)

@@ -33,7 +33,7 @@ from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import comparable, is_masked, shaped_rewards
-from retcon.train.prompts import PromptStream, refuse_idle_bounds
+from retcon.train.prompts import PromptStream, check_rate_bounds
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
 from retcon.train.update import learnt
@@ -396,7 +396,7 @@ def _question(prompt: Prompt) -> tuple[str, str | None]:
 def _check_compatible(recipe: Recipe) -> None:
     """Raise RecipeError, before any work, for settings that TRL's trainer cannot carry."""
     check_loss_supported(recipe, "TRL")
-    refuse_idle_bounds(recipe.select)
+    check_rate_bounds(recipe.select)
     if recipe.select.dynamic:
         raise RecipeError("select.dynamic = true: TRL's trainer draws the prompts of a step, and no more in their "
                           "place; set select.dynamic=false")  # fmt: skip

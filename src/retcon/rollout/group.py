@@ -12,7 +12,7 @@ from retcon.core.concurrency import cancel_all, gather_or_cancel
 from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
-from retcon.engine.types import Forks, Generation, SpeaksText
+from retcon.engine.types import ForkableEngine, Generation, TextEngine
 from retcon.purify.mixing import is_purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
@@ -40,7 +40,7 @@ async def rollout_member(
     depend on that draw. An infrastructure fault leaves its reward None. after, watch: see `run_rollout`; a harness
     supports neither.
     """
-    encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
+    encoded_by = context.engine.encoded_by if isinstance(context.engine, TextEngine) else None
     armed = is_purified(context.probability, seed, step, task.id, index)
     context = context if armed else replace(context, repair=None)
     id, own = member_id(task, step, index), derive("rollout", seed, step, task.id, index)
@@ -237,7 +237,7 @@ class _Group:
             for tool in self._forkable:
                 await tool.end(branch)
             return False
-        if isinstance(self._context.engine, Forks):
+        if isinstance(self._context.engine, ForkableEngine):
             self._context.engine.fork(branch, source, tokens)
         return True
 

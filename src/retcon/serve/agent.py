@@ -14,7 +14,7 @@ from retcon.chat.chat import Chat
 from retcon.chat.family import Family
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, Provenance, ToolCall, ToolSpec, Trajectory, Turn, ids_of, token_count
-from retcon.engine.types import Generation, Generator, SamplingParams, SetsAside, SpeaksText
+from retcon.engine.types import Generation, Generator, ParkableEngine, SamplingParams, TextEngine
 from retcon.http.endpoints import RequestRefused
 from retcon.rollout.context import Faults, RolloutContext
 from retcon.rollout.loop import run_rollout
@@ -50,7 +50,7 @@ class KeepAliveEngine:
 
     async def release(self, request_id: str) -> None:
         """Set the request aside, as its client may continue the conversation."""
-        if isinstance(self._engine, SetsAside):
+        if isinstance(self._engine, ParkableEngine):
             self._engine.set_aside(request_id)
 
     async def end(self, request_id: str) -> None:
@@ -146,7 +146,7 @@ class Agent:
         self.settings, self.sessions = settings, Sessions(settings.sessions, settings.idle, record.numbers)
         self.engine, self._record = KeepAliveEngine(context.engine), record
         self._context = replace(context, engine=self.engine)
-        encoded_by = context.engine.encoded_by if isinstance(context.engine, SpeaksText) else None
+        encoded_by = context.engine.encoded_by if isinstance(context.engine, TextEngine) else None
         self.provenance = Provenance(
             model=context.model, purified=context.repair is not None, encoded_by=encoded_by
         )  # fmt: skip

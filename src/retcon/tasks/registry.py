@@ -45,17 +45,17 @@ def check_task_set(tasks: object, kind: str) -> None:
 
 def training_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
     """Draw training tasks. Raises RecipeError where the task set raises, or gives anything else."""
-    return _check_tasks(lambda: tasks.train(seed), f"{class_path(tasks)}.train(seed)")
+    return _checked(lambda: tasks.train(seed), f"{class_path(tasks)}.train(seed)")
 
 
 def evaluation_tasks(tasks: TaskSet, count: int, seed: int) -> list[Task]:
     """Draw evaluation tasks. Raises RecipeError where the task set raises, or gives anything else."""
-    return list(_check_tasks(lambda: tasks.evaluation(count, seed), f"{class_path(tasks)}.evaluation(count, seed)"))
+    return list(_checked(lambda: tasks.evaluation(count, seed), f"{class_path(tasks)}.evaluation(count, seed)"))
 
 
-def _check_tasks(give: Callable[[], object], source: str) -> Iterator[Task]:
+def _checked(give: Callable[[], object], source: str) -> Iterator[Task]:
     """Yield the given tasks. source: names their origin. Raises RecipeError for anything else than tasks of text."""
-    for task in _iterate(give, source):
+    for task in _given(give, source):
         if not isinstance(task, Task):
             raise RecipeError(f"{source} gave {task!r:.80}, where a retcon.Task belongs")
         for name in ("id", "question", "answer"):
@@ -64,7 +64,7 @@ def _check_tasks(give: Callable[[], object], source: str) -> Iterator[Task]:
         yield task
 
 
-def _iterate(give: Callable[[], object], source: str) -> Iterator[object]:
+def _given(give: Callable[[], object], source: str) -> Iterator[object]:
     with reraise_as(RecipeError, source):
         given = give()
         try:

@@ -1,4 +1,4 @@
-"""Training: reinforcement learning, supervised, on preferences. The package can be called: `retcon.train("own", …)`."""
+"""Reinforcement, supervised and preference training. The package can be called: `retcon.train("own", …)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From samples to padded tensors, and who is in which batch. Everything is drawn from seeds, nothing from a state."""
+"""Batches of samples as padded tensors. Every draw derives from a seed, not from a state."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from retcon.train.kernels.packing import Size, buckets
 class Batch:
     """B samples, padded on the right to the longest, T. ids: (B, T) int64. mask, spliced: (B, T) bool. old_logprobs,
     advantages: (B, T) float32; old_logprobs are 0 outside the mask and nan where unknown under it. weights: (B, T)
-    float32, 1 where a sample has none; None where no sample has any. reference_logprobs: (B, T) float32, log π_ref,
-    None where no sample has any. predicted: (B, T) bool, tool outputs that are learnt, None where no sample has any.
-    scales: (B, 1) float32, what samples weigh, None where all weigh 1."""
+    float32, by default 1; None if no sample has any. reference_logprobs: (B, T) float32, log π_ref, None if no sample
+    has any. predicted: (B, T) bool, tool outputs to predict, None if no sample has any. scales: (B, 1) float32, weights
+    of samples, None if all are 1."""
 
     ids: Tensor
     mask: Tensor
@@ -43,7 +43,7 @@ class Batch:
 
 
 def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device | str = "cpu") -> Batch:
-    """One batch of all `samples`. Raises ValueError where an id is to be learnt that nothing precedes."""
+    """Pad `samples` into one batch. Raises ValueError if a first id is in the loss mask."""
     for sample in samples:
         if sample.scored[:1] == (1,):
             raise ValueError(
@@ -81,7 +81,7 @@ def collate(samples: Sequence[Sample], *, pad_id: int = 0, device: torch.device 
 
 
 def check_scored(sample: Sample) -> None:
-    """Raises UnscoredTokens where a token in the loss mask has no log-prob: None is not zero."""
+    """Check that tokens in the loss mask have log-probs. Raises UnscoredTokens."""
     missing = sum(m and p is None for m, p in zip(sample.mask, sample.logprobs, strict=True))
     if missing:
         raise UnscoredTokens(
@@ -90,9 +90,9 @@ def check_scored(sample: Sample) -> None:
         )
 
 
-def computed(samples: Iterable[Sample], bonus: float) -> list[Sample]:
-    """Those that an update computes: with a token in the loss mask and an advantage, or what acts without one, too: a
-    KL penalty (log π_ref), an entropy bonus, hindsight, or tool outputs to predict. bonus: its coefficient."""
+def computed_samples(samples: Iterable[Sample], bonus: float) -> list[Sample]:
+    """Return the samples that an update computes: with a token in the loss mask and an advantage, a KL penalty (log
+    π_ref), an entropy bonus or hindsight, or with tool outputs to predict. bonus: its coefficient."""
 
     def acts(sample: Sample) -> bool:
         pushed = bonus or sample.reference is not None or sample.hindsights or any(sample.advantages or ())
@@ -102,14 +102,13 @@ def computed(samples: Iterable[Sample], bonus: float) -> list[Sample]:
 
 
 def micro_batches(samples: Sequence[Sample], max_tokens: int) -> list[list[Sample]]:
-    """Samples of like length together (see `buckets`), each batch of at most `max_tokens` padded ids."""
+    """Batch samples of similar length (see `buckets`), up to `max_tokens` padded ids."""
     found = buckets([Size(len(s.ids)) for s in samples], max_tokens=max_tokens)
     return [[samples[i] for i in bucket] for bucket in found]
 
 
 def minibatches(samples: Sequence[Sample], count: int, *, seed: int, step: int, epochs: int = 1) -> list[list[Sample]]:
-    """`samples` shuffled and dealt into at most `count` minibatches whose sizes differ by one at most; again for every
-    further epoch, each time dealt anew."""
+    """Shuffle samples into up to `count` minibatches per epoch. Their sizes differ by at most one."""
     count = min(count, len(samples))
     found: list[list[Sample]] = []
     for epoch in range(epochs):
@@ -121,9 +120,9 @@ def minibatches(samples: Sequence[Sample], count: int, *, seed: int, step: int, 
 
 
 def epoch_batch(total: int, size: int, *, seed: int, step: int) -> list[int]:
-    """Indices of the batch of `step` (from 0): a new permutation of all `total` every epoch, read in stretches.
+    """Return the indices of the batch of `step` (from 0).
 
-    A function of its arguments alone, so that a resumed run needs no data position.
+    Every epoch is a new permutation of all `total`. A pure function, so that a resumed run needs no data position.
     """
     indices: list[int] = []
     position = step * size

@@ -1,4 +1,4 @@
-"""Direct preference optimisation: what replaced a failed call is to become more likely than the call that failed."""
+"""Direct preference optimisation: prefer the fix of a failed call to the call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from retcon.build import build_chat
 from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
 from retcon.models.devices import OnPlace, Placement
-from retcon.models.loading import load_config, positions
+from retcon.models.loading import load_config, max_positions
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training, start_model
 from retcon.planning.needs import check_fits, needs_of, warn_of_rate
@@ -25,9 +25,9 @@ from retcon.train.batch import epoch_batch
 from retcon.train.datasets.preferences import Preference, both_sides, read_preferences
 from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import apply, learning_rate, rising_steps
+from retcon.train.optim import learning_rate, step_optimizer, warmup_steps
 from retcon.train.trainer import OnStep, Trainer, Training, train
-from retcon.train.watch import refuse_diverged
+from retcon.train.watch import check_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 def dpo_loss(
     chosen: Tensor, rejected: Tensor, *, reference: tuple[Tensor, Tensor], beta: float
 ) -> tuple[Tensor, Tensor]:
-    """-log σ(β [(log π(y_w|x) - log π_ref(y_w|x)) - (log π(y_l|x) - log π_ref(y_l|x))]), the mean over pairs, and what
-    σ is taken of, (B,), without gradient: arXiv 2305.18290, equation 7.
+    """Return the mean DPO loss and the margins m, (B,), without gradient.
 
-    chosen, rejected: (B,) nats, the sums over what is compared; reference: theirs under π_ref.
+    -log σ(m), m = β [(log π(y_w|x) - log π_ref(y_w|x)) - (log π(y_l|x) - log π_ref(y_l|x))]: arXiv 2305.18290, equation
+    7. chosen, rejected: (B,) nats, the sums over the compared tokens; reference: theirs under π_ref.
     """
     margins = beta * ((chosen - reference[0]) - (rejected - reference[1]))
     return -logsigmoid(margins).mean(), margins.detach()
@@ -54,21 +54,20 @@ def run_dpo(
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
-    """Train the model in the folder `start`, which is also π_ref, on the pairs in a file; returns the final folder.
+    """Train a model on preference pairs in a file; return the final folder.
 
-    A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
-    finished returns at once. on_step gets each step's metrics: step, loss, accuracy (share of pairs whose margin is
-    positive), margin, chosen and rejected (means of β log π/π_ref), lr, grad_norm, seconds, cpu_s, wall_s; on_place
-    where it computes, before it does.
+    start: folder of the model, which is also π_ref. An interrupted run goes on from its newest checkpoint in `out`, and
+    Ctrl-C makes one first; a finished one returns at once. on_step gets each step's metrics: step, loss, accuracy
+    (share of pairs whose margin is positive), margin, chosen and rejected (means of β log π/π_ref), lr, grad_norm,
+    seconds, cpu_s, wall_s; on_place gets the placement, before computing.
 
-    Raises CheckpointError (see `open_run`), RecordError for pairs that cannot be read or are none (see
-    `read_preferences`), RecipeError for what cannot be computed here (see `place_training`), MissingExtra,
-    TrainingDiverged.
+    Raises CheckpointError (see `open_run`), RecordError for an invalid or empty file (see `read_preferences`),
+    RecipeError for an unavailable device or the like (see `place_training`), MissingExtra, TrainingDiverged.
     """
     folder = locate(start)
     where = place_training(recipe, folder, ("dtype",))
     config = load_config(folder).get_text_config()
-    chat, limit = build_chat(recipe, folder), positions(config)
+    chat, limit = build_chat(recipe, folder), max_positions(config)
     preferences = read_preferences(pairs, chat, vocabulary=config.vocab_size, max_tokens=limit)
     inputs = {"start": fingerprint(folder), "pairs": fingerprint(pairs)}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in both_sides(preferences))
@@ -114,18 +113,18 @@ def dpo_step(
     step: int,
     computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One update on the mean of the pairs' losses. reference: (B, 2), log π_ref of chosen and rejected, nats. step:
-    from 0. Returns its metrics.
+    """Update on the mean of the pairs' losses; return the metrics. reference: (B, 2), log π_ref of chosen and rejected,
+    nats. step: from 0.
 
-    The two sides of a pair may come in different micro-batches: a first forward, without gradient, finds by how much
-    each side's log-prob is to count, and a second one lets it. The model stays in evaluation mode, for dropout would
-    tell the two apart, and both from π_ref.
+    The two sides of a pair may come in different micro-batches: a first forward, without gradient, finds the weight of
+    each side's log-prob, and a second one applies it. The model stays in evaluation mode, as dropout would differ
+    between the two, and from π_ref.
     """
     model.eval()
     batch = f"step {step + 1}"
     samples = both_sides(pairs)
     with torch.no_grad():
-        found = summed(model, samples, computing).view(-1, 2)
+        found = sum_logprobs(model, samples, computing).view(-1, 2)
     sums = found.detach().requires_grad_()
     reference = reference.to(sums.device)
     loss, margins = dpo_loss(sums[:, 0], sums[:, 1], reference=(reference[:, 0], reference[:, 1]), beta=section.beta)
@@ -135,11 +134,11 @@ def dpo_step(
         for part in parts:
             counted = torch.stack([by_sample[id(sample)] for sample in part.samples])
             value = (part.logprobs.sum(-1) * counted).sum()
-            refuse_diverged(value.item(), part, batch)
+            check_finite(value.item(), part, batch)
             value.backward()
-    rising = rising_steps(section.warmup, section.steps)
+    rising = warmup_steps(section.warmup, section.steps)
     lr = learning_rate(step, section.steps, peak=section.lr, rising=rising, schedule="cosine")
-    norm = apply(model, optimizer, lr=lr, max_grad_norm=section.max_grad_norm, batch=batch)
+    norm = step_optimizer(model, optimizer, lr=lr, max_grad_norm=section.max_grad_norm, batch=batch)
     rewards = section.beta * (found - reference)
     return {
         "loss": loss.item(),
@@ -152,8 +151,8 @@ def dpo_step(
     }
 
 
-def summed(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Tensor:
-    """log π of what each sample's mask is 1 on, summed, (N,) nats. Call it without gradients."""
+def sum_logprobs(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Tensor:
+    """Sum log π over each sample's mask, (N,) nats. Call it without gradients."""
     found: dict[int, Tensor] = {}
     with forwards(model, samples, computing) as parts:
         for part in parts:
@@ -163,7 +162,7 @@ def summed(model: PreTrainedModel, samples: Sequence[Sample], computing: Computi
 
 @torch.no_grad()
 def _reference(recipe: Recipe, folder: Path, where: Placement, pairs: Sequence[Preference]) -> Tensor:
-    """log π_ref of every pair's sides, (N, 2) nats; the same bits in every session of a run on one machine."""
+    """Return log π_ref of every pair's sides, (N, 2) nats; equal bits in every session of a run on one machine."""
     model = start_model(folder, recipe.run.seed, where.attention, where.device)
     samples = both_sides(pairs)
-    return summed(model, samples, computing_of(recipe.compute, where)).view(-1, 2)
+    return sum_logprobs(model, samples, computing_of(recipe.compute, where)).view(-1, 2)

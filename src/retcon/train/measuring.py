@@ -1,4 +1,4 @@
-"""A short real measurement of a training to come: a first step, made and thrown away. Nothing is written."""
+"""Measurement of a training by a real first step, without output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from retcon.build import (
 from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Sample, to_sample
-from retcon.engine.types import TellsStatistics
+from retcon.engine.types import HasStatistics
 from retcon.models.devices import Placement
 from retcon.models.lora import Adapter
 from retcon.models.placing import start_model
@@ -37,7 +37,7 @@ from retcon.tasks.types import Task
 from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import batches_of, forwards
 from retcon.train.objective.old_logprobs import with_reference
-from retcon.train.optim import adamw, apply, torch_settings
+from retcon.train.optim import adamw, step_optimizer, torch_settings
 from retcon.train.prompts import PromptStream
 from retcon.train.rollouts import open_rollouts
 from retcon.train.sync import EngineWeights
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ROLLOUT_SECONDS = 30.0
-"""Wall time that the rollouts of a measurement have."""
+"""Wall time for the rollouts of a measurement."""
 SIDE_BY_SIDE = 64
 """Rollouts of an evaluation that are measured."""
 TRAIN_TOKENS = 4096
@@ -54,12 +54,12 @@ TRAIN_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Of a step, on this machine. rollout_seconds: None where nothing is rolled out. whole: whether its rollouts came
-    to their end; else the seconds are of rollouts that all use up rollout.max_tokens. tokens: that a step learns from,
-    prompts among them, in all of its epochs. sampled_per_second, trained_per_second: tokens. peak: bytes that this
-    process has had at most in the memory of what computes; the workers of the sandbox are others. scoring_seconds: of
-    the forward passes over a step's samples before its updates.
+class Measurement:
+    """Measurement of a step on this machine. rollout_seconds: None without rollouts. whole: whether rollouts ended;
+    else the seconds are for rollouts that all use up rollout.max_tokens. tokens: of a step's samples, prompts included,
+    in all of its epochs. sampled_per_second, trained_per_second: tokens. peak: most bytes of this process in the
+    device's memory, without the sandbox's workers. scoring_seconds: of the forward passes over a step's samples before
+    its updates.
     """
 
     rollout_seconds: float | None
@@ -77,17 +77,17 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rolled:
+class _RolloutSample:
     seconds: float
     whole: bool
     sampled_per_second: float
     samples: list[Sample]
 
 
-def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Placement) -> Measured:
-    """The rollouts of a first step and an update on some of them, on the real model, with the real sandbox.
+def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Placement) -> Measurement:
+    """Measure a first step's rollouts and an update on some of them.
 
-    Raises SandboxUnavailable where faults take all of these rollouts."""
+    Model and sandbox are the real ones. Raises SandboxUnavailable if faults take all of these rollouts."""
     with torch_settings(place):
         model = start_model(folder, recipe.run.seed, place.attention, place.device)
         adapter = Adapter(model, recipe.lora, seed=recipe.run.seed) if recipe.lora.rank else None
@@ -96,11 +96,11 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
         trained = recipe.rl.prompts * recipe.rl.group
         lengths = [len(sample.ids) for sample in rolled.samples]
         mean = round(sum(lengths) / len(lengths)) if rolled.whole else recipe.rollout.max_tokens
-        some = rolled.samples if rolled.whole else [_made_up(model, mean) for _ in range(trained)]
+        some = rolled.samples if rolled.whole else [_random_sample(model, mean) for _ in range(trained)]
         per_second = _update(recipe, model, place, some)
         scoring = mean * trained * _scoring(recipe, model, place, some)
     tokens = mean * trained * recipe.rl.epochs
-    return Measured(
+    return Measurement(
         rolled.seconds,
         tokens / per_second,
         rolled.whole,
@@ -112,24 +112,25 @@ def measure_rl(recipe: Recipe, folder: Path, prompts: PromptStream, place: Place
     )
 
 
-def measure_updates(recipe: Recipe, folder: Path, place: Placement, samples: Sequence[Sample], batch: int) -> Measured:
-    """An update on some of `samples`, of which a step takes `batch`: of supervised and of preference training."""
+def measure_updates(
+    recipe: Recipe, folder: Path, place: Placement, samples: Sequence[Sample], batch: int
+) -> Measurement:
+    """Measure an update of supervised or preference training, `batch` samples a step."""
     with torch_settings(place):
         model = start_model(folder, recipe.run.seed, place.attention, place.device)
         if recipe.lora.rank:
             Adapter(model, recipe.lora, seed=recipe.run.seed)
         per_second = _update(recipe, model, place, samples)
     tokens = round(batch * sum(len(sample.ids) for sample in samples) / len(samples))
-    return Measured(None, tokens / per_second, True, tokens, 0.0, per_second, _peak(place))
+    return Measurement(None, tokens / per_second, True, tokens, 0.0, per_second, _peak(place))
 
 
-def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], tasks: TaskSet) -> Measured:
-    """Some rollouts of an evaluation, as many as are decoded side by side where there are as many: rollout_seconds and
-    tokens are of one of them."""
+def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], tasks: TaskSet) -> Measurement:
+    """Measure some rollouts of an evaluation. They are decoded side by side; rollout_seconds and tokens are of one."""
     chat = build_chat(recipe, folder, tasks)
     places: list[Placement] = []  # none of an engine elsewhere
     engine = build_policy(recipe, folder, chat, places.append)
-    if not isinstance(engine, TellsStatistics):
+    if not isinstance(engine, HasStatistics):
         raise RecipeError(f"engine.kind = '{recipe.engine.kind}' counts no tokens: its speed cannot be measured")
     some = list(problems)[: max(1, SIDE_BY_SIDE // recipe.evaluate.samples)]
     count = len(some) * recipe.evaluate.samples
@@ -151,10 +152,10 @@ def measure_evaluation(recipe: Recipe, folder: Path, problems: Sequence[Task], t
 
     seconds, whole, rate = asyncio.run(roll())
     each = seconds / count if whole else recipe.rollout.max_tokens / max(rate, 1e-9)
-    return Measured(each, 0.0, whole, round(each * rate), rate, 0.0, _peak(*places))
+    return Measurement(each, 0.0, whole, round(each * rate), rate, 0.0, _peak(*places))
 
 
-async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: PromptStream) -> _Rolled:
+async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompts: PromptStream) -> _RolloutSample:
     async with open_rollouts(recipe, weights, folder, prompts.tasks) as rollouts:
         tasks = list(islice(prompts.after(0), recipe.rl.prompts))
         began = time.perf_counter()
@@ -167,18 +168,18 @@ async def _rollouts(recipe: Recipe, folder: Path, weights: EngineWeights, prompt
         rollouts.rest()
     if not groups:
         most = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * recipe.rollout.max_tokens
-        return _Rolled(most / max(rate, 1e-9), False, rate, [])
+        return _RolloutSample(most / max(rate, 1e-9), False, rate, [])
     samples = [sample for group in groups for t in group if t.reward is not None and any((sample := to_sample(t)).mask)]
     if not samples:
         raise SandboxUnavailable(
-            f"infrastructure faults took all rollouts of the measurement{rollouts.context.faults.why}: so would they "
-            "in the run; see `retcon doctor`"
+            f"infrastructure faults took all rollouts of the measurement{rollouts.context.faults.why}: the run would "
+            "end likewise; see `retcon doctor`"
         )
-    return _Rolled(seconds, True, rate, samples)
+    return _RolloutSample(seconds, True, rate, samples)
 
 
 def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
-    """Tokens of samples that an update takes in a second; the second of two, which meets a warm machine."""
+    """Return the tokens a second of an update, by the second of two, on a warm machine."""
     computing = computing_of(recipe.compute, place)
     some = _some(model, samples, computing)
     optimizer = adamw(model, 1e-6, weight_decay=0.0)
@@ -188,14 +189,14 @@ def _update(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: S
         with forwards(model, some, computing) as parts:
             for part in parts:
                 (-part.logprobs.mean()).backward()
-        apply(model, optimizer, lr=1e-6, max_grad_norm=1.0)
+        step_optimizer(model, optimizer, lr=1e-6, max_grad_norm=1.0)
         seconds = time.perf_counter() - began
     return sum(len(sample.ids) for sample in some) / seconds
 
 
 def _scoring(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: Sequence[Sample]) -> float:
-    """Seconds a token of what a step computes of its samples before its updates: a forward pass for each of
-    old log-probs that are recomputed, a reference, and weights by entropy."""
+    """Return the seconds a token of a step's forward passes before its updates: one each for recomputed old log-probs,
+    a reference, and weights by entropy."""
     section = recipe.rl
     recomputed = section.old_logprobs == "recompute" or recipe.rollout.temperature != 1
     forward_passes = sum([recomputed, section.kl > 0, bool(section.entropy_weight)])
@@ -209,7 +210,7 @@ def _scoring(recipe: Recipe, model: PreTrainedModel, place: Placement, samples: 
 
 
 def _some(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> Sequence[Sample]:
-    """As many of them as are measured: those that fill a micro-batch, as memory and speed go by full ones."""
+    """Return the samples to measure: those that fill a micro-batch, which sets memory and speed."""
     full = computing.micro_batch_tokens
     ends = list(accumulate(len(sample.ids) for sample in samples))
     some = samples[: max(1, bisect_right(ends, max(TRAIN_TOKENS, full)))]
@@ -218,7 +219,7 @@ def _some(model: PreTrainedModel, samples: Sequence[Sample], computing: Computin
     return some
 
 
-def _made_up(model: PreTrainedModel, length: int) -> Sample:
+def _random_sample(model: PreTrainedModel, length: int) -> Sample:
     draw = random.Random(length)
     ids = tuple(draw.randrange(model.config.get_text_config().vocab_size) for _ in range(length))
     known = (0, *([1] * (length - 1)))
@@ -226,7 +227,7 @@ def _made_up(model: PreTrainedModel, length: int) -> Sample:
 
 
 def _peak(place: Placement | None = None) -> int:
-    """Bytes, of the device where that is a GPU; of the process Linux tells KiB, macOS bytes."""
+    """Return the peak bytes of a GPU, else of the process, for which Linux has KiB, macOS bytes."""
     if place is not None and place.device != "cpu":
         return torch.cuda.max_memory_reserved(place.device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

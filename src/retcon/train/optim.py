@@ -13,7 +13,7 @@ from torch.utils import deterministic
 from retcon.config.section import Schedule
 from retcon.core.errors import TrainingDiverged
 from retcon.models.devices import Placement, torch_threads
-from retcon.models.loading import without_bars
+from retcon.models.loading import without_progress_bars
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def torch_settings(place: Placement) -> Iterator[None]:
-    """The placement's threads, no progress bars of transformers' own in between ours, and, on a CPU, kernels that
-    repeat bit for bit (on CUDA several have no such variant, and a run need not repeat).
+    """Set torch's threads and deterministic CPU kernels for a block.
 
-    What was set before comes back afterwards.
+    On CUDA several kernels have no deterministic variant, and a run need not repeat. transformers' progress bars are
+    hidden; all settings are restored afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled()
     on_gpu = place.device != "cpu" and torch.cuda.is_available()
@@ -33,7 +33,7 @@ def torch_settings(place: Placement) -> Iterator[None]:
     torch.use_deterministic_algorithms(place.device == "cpu")
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
-        with without_bars(), torch_threads(place.threads), torch.random.fork_rng(devices=cuda):
+        with without_progress_bars(), torch_threads(place.threads), torch.random.fork_rng(devices=cuda):
             yield
     finally:
         torch.use_deterministic_algorithms(before)
@@ -43,8 +43,8 @@ def torch_settings(place: Placement) -> Iterator[None]:
 def adamw(
     model: PreTrainedModel, lr: float, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.AdamW:
-    """AdamW (arXiv 1711.05101) on what has a gradient; only matrices decay, as norms and biases have nothing to be kept
-    small."""
+    """Return AdamW (arXiv 1711.05101) for parameters with a gradient; only matrices decay, as norms and biases have
+    nothing to be kept small."""
     trained = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in trained if p.ndim >= 2]
     others = [p for p in trained if p.ndim < 2]
@@ -52,12 +52,12 @@ def adamw(
     return torch.optim.AdamW(groups, lr=lr, betas=betas, fused=True)
 
 
-def apply(
+def step_optimizer(
     model: PreTrainedModel, optimizer: torch.optim.Optimizer, *, lr: float, max_grad_norm: float, batch: str = "a batch"
 ) -> float:
-    """One optimiser step with the gradients that have piled up, which it then drops. Returns their norm, unclipped.
+    """Take an optimiser step, drop the gradients; return their unclipped norm.
 
-    Raises TrainingDiverged for a norm that is not finite, before the weights are touched; it names the batch.
+    Raises TrainingDiverged, which names the batch, for a norm that is not finite, before the weights are touched.
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -70,8 +70,8 @@ def apply(
 
 
 def learning_rate(step: int, steps: int, *, peak: float, rising: int, schedule: Schedule) -> float:
-    """That of `step` (from 0) of `steps`: up in a line over the first `rising` steps, so that the last of them has
-    `peak`; then as the schedule says, from `peak` down to what would be 0 at step `steps`."""
+    """Return the learning rate of `step` (from 0) of `steps`: linear up over the first `rising` steps, the last of
+    which has `peak`; then by the schedule from `peak` to 0 at step `steps`."""
     if step < rising:
         return peak * (step + 1) / rising
     if schedule == "constant":
@@ -82,6 +82,6 @@ def learning_rate(step: int, steps: int, *, peak: float, rising: int, schedule: 
     return peak * 0.5 * (1 + math.cos(math.pi * past / falling))
 
 
-def rising_steps(share: float, steps: int) -> int:
-    """The steps of a warm-up over a share of all: one at least."""
+def warmup_steps(share: float, steps: int) -> int:
+    """Return the steps of a warm-up over a share of `steps`."""
     return max(1, round(share * steps))

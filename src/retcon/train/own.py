@@ -1,4 +1,4 @@
-"""Train on your own problems from Python, also in a notebook: `retcon.train("own", problems, model=…)`."""
+"""Training from Python and notebooks: `retcon.train("own", problems, model=…)`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(
     out: str | Path = "runs/train",
     settings: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """Train a model on problems, as `retcon train` does, and return the run.
+    """Train a model on problems like `retcon train`; return the run.
 
     Args:
         recipe: a TOML file, or the name of a shipped recipe.
@@ -70,5 +70,5 @@ def _write_rows(rows: Iterable[Mapping[str, Any]], out: Path) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON lacks, such as NumPy's numbers or a date."""
+    """Convert a value that JSON lacks, such as NumPy's numbers or a date."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

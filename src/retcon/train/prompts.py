@@ -1,4 +1,4 @@
-"""Which prompts a training run draws, in which order."""
+"""Prompts of a training run, their order and the selected rollouts."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Drawn:
-    """The groups of a step, in the order in which their prompts were drawn.
+class StepGroups:
+    """The groups of a step, in the order of their prompts.
 
-    made: all rollouts, (groups, G'). kept: what selection left of each, (groups, up to G), none where faults and masks
-    left fewer than two (`comparable`). rounds: how often more prompts were drawn.
+    made: all rollouts, (groups, G'). kept: the selected ones, (groups, up to G), empty if faults and masks left fewer
+    than two (`comparable`). rounds: how often more prompts were drawn.
     """
 
     made: list[list[Trajectory]] = field(default_factory=list)
@@ -45,21 +45,21 @@ class Drawn:
         self.kept.append(list(kept))
 
 
-def to_train(recipe: Recipe, drawn: Drawn) -> list[list[Trajectory]]:
-    """The groups that an update is made of: with dynamic sampling those that teach something, else all that are left.
+def groups_to_train(recipe: Recipe, drawn: StepGroups) -> list[list[Trajectory]]:
+    """Return the groups of an update: with dynamic sampling informative ones, else all.
 
-    A group whose rewards are all equal has no gradient, but counts where the loss is averaged over ids or samples.
+    A group of equal rewards has no gradient, but counts in means of the loss over ids or samples.
     """
     return [group for group in drawn.kept if (is_informative(group) if recipe.select.dynamic else group)]
 
 
-def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
-    """All rollouts of a step, each with what became of it as its `selection`.
+def with_selections(recipe: Recipe, drawn: StepGroups) -> Iterator[Trajectory]:
+    """Yield all rollouts of a step with their `selection`.
 
     kept: trained on. infrastructure: lost to a fault. masked: out of the loss by `rl.void_turns` or `rl.truncated`.
-    few: its group has fewer than two rollouts to compare. flat: dynamic sampling left its group out. Otherwise why the
-    selection dropped it (`SelectSection.why`). Children are `kept` with their root, if [credit] trains any, unless
-    something else became of them (`node_fates`).
+    few: its group has fewer than two rollouts to compare. flat: dynamic sampling left its group out. Otherwise the
+    selection's reason to drop it (`SelectSection.why`). Children are `kept` with their root, if [credit] trains any,
+    unless `node_fates` has another fate for them.
     """
     for made, kept in zip(drawn.made, drawn.kept, strict=True):
         chosen = {t.id for t in kept}
@@ -72,7 +72,7 @@ def selected(recipe: Recipe, drawn: Drawn) -> Iterator[Trajectory]:
 
 
 def _with_children(root: Trajectory, selection: str, recipe: Recipe) -> Trajectory:
-    """A root with this selection, its children with theirs."""
+    """Return a root with this selection, and its children with theirs."""
     if not root.children:
         return replace(root, selection=selection)
     rest = "root_only" if selection == "kept" and recipe.credit.kind == "root" else selection
@@ -88,10 +88,10 @@ LearntSamples = dict[str, tuple[float, Sample]]
 """A rollout's id to its advantage and the sample that its loss was computed on."""
 
 
-def recorded(
+def with_records(
     rollouts: Iterable[Trajectory], step: int, learnt: LearntSamples, seconds: Mapping[str, float | None]
 ) -> Iterator[Trajectory]:
-    """Add to each rollout what the step made of it (`TrainingRecord`). seconds: wall, by its id."""
+    """Add each rollout's `TrainingRecord` of the step. seconds: wall, by its id."""
 
     def with_record(t: Trajectory) -> Trajectory:
         versions = [v for s in t.segments if s.kind in TRAINED for v in s.versions or ()]
@@ -116,7 +116,7 @@ def recorded(
 
 
 def run_lengths(mask: Iterable[int]) -> tuple[int, ...]:
-    """Lengths of alternating runs of zeros and ones, zeros first."""
+    """Return lengths of alternating runs of zeros and ones, zeros first."""
     found, value = [0], 0
     for one in mask:
         if one != value:
@@ -126,19 +126,19 @@ def run_lengths(mask: Iterable[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:
-    """Metrics of a step's groups.
+def selection_metrics(recipe: Recipe, drawn: StepGroups) -> dict[str, float]:
+    """Return metrics of a step's groups.
 
     kept: rollouts that are trained on; kept_right: those of positive reward. groups_drawn, groups_kept: in all, and
-    those that are trained on. groups_skipped: groups of which faults and masks left fewer than two. groups_flat: those
-    whose rewards are all equal, after selection. extra_groups, extra_rollouts, extra_rounds: what dynamic sampling
-    cost. groups_short: by how many informative groups the step stayed behind at its bound. dropped_…: rollouts that
-    selection left out, by its reason. void_masked, truncated_masked: rollouts that these keys of [rl] mask.
+    trained on. groups_skipped: groups of which faults and masks left fewer than two. groups_flat: those of equal
+    rewards, after selection. extra_groups, extra_rollouts, extra_rounds: cost of dynamic sampling. groups_short:
+    informative groups that the step lacks at its bound. dropped_…: rollouts that selection left out, by its reason.
+    void_masked, truncated_masked: rollouts that these keys of [rl] mask.
     """
-    prompts, trained = recipe.rl.prompts, to_train(recipe, drawn)
-    fates = Counter(t.selection for t in selected(recipe, drawn))
+    prompts, trained = recipe.rl.prompts, groups_to_train(recipe, drawn)
+    fates = Counter(t.selection for t in with_selections(recipe, drawn))
     ended = [t for group in drawn.made for t in group if t.stop != "infrastructure"]
-    told = sum(map(is_informative, drawn.kept))
+    useful = sum(map(is_informative, drawn.kept))
     skipped = sum(not group for group in drawn.kept)
     return {
         "kept": sum(map(len, trained)),
@@ -146,11 +146,11 @@ def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:
         "groups_drawn": len(drawn.made),
         "groups_kept": sum(map(bool, trained)),
         "groups_skipped": skipped,
-        "groups_flat": len(drawn.kept) - skipped - told,
+        "groups_flat": len(drawn.kept) - skipped - useful,
         "extra_groups": len(drawn.made) - prompts,
         "extra_rollouts": sum(map(len, drawn.made[prompts:])),
         "extra_rounds": drawn.rounds,
-        "groups_short": max(0, prompts - told) if recipe.select.dynamic else 0,
+        "groups_short": max(0, prompts - useful) if recipe.select.dynamic else 0,
         **{f"dropped_{reason}": fates[reason] for reason in recipe.select.reasons},
         **({"void_masked": sum(map(has_void_turn, ended))} if recipe.rl.void_turns == "mask" else {}),
         **({"truncated_masked": sum(t.stop == "length" for t in ended)} if recipe.rl.truncated == "mask" else {}),
@@ -158,7 +158,7 @@ def selection_metrics(recipe: Recipe, drawn: Drawn) -> dict[str, float]:
 
 
 def dynamic_sampling(recipe: Recipe) -> DynamicSampling | None:
-    """The dynamic sampling that a recipe asks for."""
+    """Return the recipe's dynamic sampling, None if off."""
     section, prompts = recipe.select, recipe.rl.prompts
     if not section.dynamic:
         return None
@@ -166,22 +166,21 @@ def dynamic_sampling(recipe: Recipe) -> DynamicSampling | None:
 
 
 LOOK = 10_000
-"""Tasks that are looked at before a run starts, at most: a long run on a large set should not wait for all of them."""
+"""Most tasks that are examined before a run: a long run on a large set should not wait for all of them."""
 
 
 @dataclass(slots=True)
 class Position:
-    """Where a run stands in its data: the epoch, from 0, and how many of its tasks were looked at, whether they were
-    drawn or left out. put_off: those among them that are still to come, as they had just come (see `epochs`)."""
+    """Position of a run in its data: the epoch, from 0, and its tasks examined so far, drawn or left out. put_off:
+    those among them that are still to come, as they had just been drawn (see `epochs`)."""
 
     epoch: int = 0
     looked: int = 0
     put_off: tuple[Task, ...] = ()
 
 
-def refuse_idle_bounds(select: SelectSection, where: str = "") -> None:
-    """Raises RecipeError, which begins with `where`, for bounds of pass rates without the file that has the rates: all
-    tasks would be drawn."""
+def check_rate_bounds(select: SelectSection, where: str = "") -> None:
+    """Check that bounds of pass rates have a file of rates. Raises RecipeError, which begins with `where`."""
     about = type(select).model_fields
     idle = [key for key in ("min_pass_rate", "max_pass_rate") if getattr(select, key) != about[key].default]
     if idle and not select.pass_rates:
@@ -192,20 +191,19 @@ def refuse_idle_bounds(select: SelectSection, where: str = "") -> None:
 
 
 class PromptStream:
-    """The prompts of a run, or of a stage of one: the task set's training stream, again and again where it ends,
-    without those that leave no room to answer and those that the recipe's pass rates leave out. A stage goes on in its
-    data where one before it stopped (`Position`): what that has seen does not come again before the rest has come.
+    """The prompts of a run or a stage: the task set's training stream, repeated.
 
-    chat: what the prompts are rendered with. model: fingerprint of the model that the run starts from, whose rates
-    count; where the file has none of it, those of the only model that it has. steps: that draw of these data until the
-    end of this stage, those of earlier stages among them; rl.steps where None. inputs: what the order depends on
-    besides the recipe, name to fingerprint.
+    Prompts without room to answer, and tasks outside the recipe's pass rates, are left out. A stage goes on in its data
+    where one before it stopped (`Position`): tasks that it has seen come again only after the rest.
 
-    What these steps can come to need is looked at first, all of it where there are pass rates, else LOOK tasks at most.
-    Raises RecordError for a file that is broken, RecipeError where it holds rates of several other models, where a task
-    has no rate, where none is within the bounds, where no prompt leaves room to answer, or where a step can draw more
-    tasks than there are. Warns (TaskWarning) where some prompts are left out for their length, and where rates are of
-    other problems under the same ids, or of rollouts that another harness made.
+    chat: renders the prompts. model: fingerprint of the initial model, whose rates count; if the file lacks it, those
+    of its only model. steps: that draw from these data until the end of this stage, earlier stages included; None for
+    rl.steps. inputs: what the order depends on besides the recipe, name to fingerprint.
+
+    Tasks that these steps may need are examined first: all with pass rates, else up to LOOK. Raises RecordError for a
+    broken file, RecipeError if it holds rates of several other models, a task has no rate, no task is within the
+    bounds, no prompt leaves room to answer, or a step can draw more tasks than there are. Warns (TaskWarning) of
+    prompts left out for their length, and of rates of other problems with the same ids, or of another harness.
     """
 
     def __init__(self, recipe: Recipe, tasks: TaskSet, *, chat: Chat, model: str, steps: int | None = None) -> None:
@@ -214,28 +212,28 @@ class PromptStream:
         dynamic = dynamic_sampling(recipe)
         self._of_a_step = recipe.rl.prompts + (dynamic.extra if dynamic else 0)
         rates = recipe.select.pass_rates
-        self._measured = measured_of(Path(rates), model) if rates else {}
+        self._measured = rates_of(Path(rates), model) if rates else {}
         self._rates = {task: one.rate for task, one in self._measured.items()}
         self._needed = (recipe.rl.steps if steps is None else steps) * self._of_a_step
         self.inputs = {"tasks": f"{tasks.name} {self._identity()}"}
         if not self._rates:
             for _ in islice(self._stream(), min(self._needed, LOOK)):
-                pass  # a set that cannot serve says so
+                pass  # an unusable set raises
         else:
             self.inputs["pass rates"] = self._check()
 
     @property
     def first_prompt(self) -> Sequence[int]:
-        """The ids of the first task's prompt, whether it is drawn or left out."""
+        """Ids of the first task's prompt, drawn or left out."""
         task = next(training_prompts(self.tasks, self._recipe.run.seed))
         return ids_of(self._chat.prompt(task.question, task.system, task.before))
 
     def after(self, drawn: int, begin: Position | None = None) -> Iterator[Task]:
-        """The stream after its first `drawn` tasks. begin: where it begins in the data."""
+        """Return the stream after its first `drawn` tasks. begin: its start in the data."""
         return islice(self._stream(begin or Position()), drawn, None)
 
     def position(self, drawn: int, begin: Position) -> Position:
-        """Where in the data the stream stands once `drawn` tasks of it have been drawn."""
+        """Return the position in the data after `drawn` tasks."""
         at = Position(begin.epoch, begin.looked, begin.put_off)
         waiting: list[Task] = []
 
@@ -253,9 +251,9 @@ class PromptStream:
         return epochs(partial(self._epoch, begin or Position(), None), apart=self._of_a_step)
 
     def _epoch(self, begin: Position, at: Position | None, number: int) -> Iterator[Task]:
-        """at: gets the position, task by task."""
+        """Return one epoch's tasks. at: gets the position, task by task."""
         stream = self._looked(begin.epoch + number, at)
-        if begin.looked:  # what is left of the epoch may be too little for a step, or nothing: the next one is joined
+        if begin.looked:  # the rest of the epoch may be too little for a step, or empty: the next one is joined
             after = self._looked(begin.epoch + number + 1, at)
             put_off = self._put_off(begin, at)
             stream = chain(put_off, islice(stream, begin.looked, None), after) if not number else after
@@ -278,7 +276,7 @@ class PromptStream:
             yield task
 
     def _identity(self) -> str:
-        """A hash of the tasks at the stream's beginning, by content. Warns where prompts are too long."""
+        """Hash the tasks at the stream's beginning, by content. Warns of prompts that are too long."""
         digest = hashlib.sha256(json.dumps([self.tasks.name, self.tasks.system]).encode())
         limit = self._recipe.rollout.max_tokens
         looked, long = 0, []
@@ -287,13 +285,13 @@ class PromptStream:
             looked += 1
             if (length := count_prompt_ids(self._chat, task)) >= limit:
                 long.append(length)
-        if len(long) < looked:  # else the stream says so
+        if len(long) < looked:  # else the stream raises
             warn_of_long_prompts(long, looked, limit)
         return digest.hexdigest()[:16]
 
     def _check(self) -> str:
-        """A hash of the tasks that the run can need, at the bound of its dynamic sampling. Warns where their rates are
-        of other problems, or of another harness."""
+        """Hash the tasks that the run can need, at the bound of its dynamic sampling. Warns of rates of other problems,
+        or of another harness."""
         file = self._recipe.select.pass_rates
         digest = hashlib.sha256()
         found, changed = 0, []
@@ -320,8 +318,8 @@ class PromptStream:
                 stacklevel=3,
             )
         own = self._recipe.rollout.harness
-        told = {one.harness for one in self._measured.values() if one.harness is not None}
-        if others := sorted(name for name in told if name.rpartition(" ")[0] != own):
+        names = {one.harness for one in self._measured.values() if one.harness is not None}
+        if others := sorted(name for name in names if name.rpartition(" ")[0] != own):
             by, now = (f"rollout.harness = {name}" if name else "no harness" for name in (others[0], own))
             warnings.warn(
                 f"select.pass_rates = {file}: rates were measured with {by}, and this run has {now}: `retcon "
@@ -332,8 +330,8 @@ class PromptStream:
         return digest.hexdigest()[:16]
 
 
-def measured_of(file: Path, model: str = "") -> dict[str, PassRate]:
-    """Task to its measurement with that model, or the only one in the file. Raises RecordError, RecipeError as
+def rates_of(file: Path, model: str = "") -> dict[str, PassRate]:
+    """Return tasks' pass rates with that model, or the file's only one. Raises RecordError, RecipeError as
     `PromptStream`."""
     measured = list(read_pass_rates(file))
     models = sorted({one.model for one in measured})

@@ -1,4 +1,4 @@
-"""Reinforcement learning: GRPO and DAPO on rollouts that call tools, purified and selected as the recipe says.
+"""Reinforcement learning on rollouts with tool calls.
 
 From top to bottom: a run, its stages and their steps; a step, and what it draws.
 """
@@ -36,43 +36,43 @@ from retcon.tasks.registry import TaskSet
 from retcon.train.objective.shaping import comparable, overlong_metrics
 from retcon.train.objective.tree import compared_rewards, credit_groups, loss_share, tree_metrics
 from retcon.train.prompts import (
-    Drawn,
     LearntSamples,
+    StepGroups,
     dynamic_sampling,
-    recorded,
-    selected,
+    groups_to_train,
     selection_metrics,
-    to_train,
+    with_records,
+    with_selections,
 )
 from retcon.train.rollouts import (
     NOT_EVALUATED,
     GroupStream,
     TrainingRollouts,
-    beside,
     open_rollouts,
     rollouts_for,
+    run_in_thread,
     staleness,
 )
-from retcon.train.settling import Settled, settle_stages
+from retcon.train.settling import ResolvedRun, resolve_stages
 from retcon.train.stages import HARNESS, RunStages, harness_of, without_harnesses
 from retcon.train.trainer import Metrics, OnStep, Trainer, Training, train
-from retcon.train.update import count_changes, rate_of, to_samples, update
-from retcon.train.watch import Course, branch_metrics, rollout_metrics
+from retcon.train.update import count_changes, learning_rate_of, to_samples, update
+from retcon.train.watch import RunHealth, branch_metrics, rollout_metrics
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
 FEW = 4
-"""Rollouts of a step that may be lost in grading, whatever share of its answers they are: faults come singly."""
+"""Up to this many grading faults per step are tolerated."""
 OnRollouts: TypeAlias = Callable[[int, int, int, int], None]
 """Gets a step, rollouts graded, of how many, and tokens sampled in it so far."""
 Reference: TypeAlias = "PreTrainedModel | None"
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """What the steps of a stage have in common."""
+class StageContext:
+    """Context of a stage's steps."""
 
     run: RunFolder
     trainer: Trainer
@@ -89,32 +89,32 @@ def run_rl(
     out: Path,
     *,
     tasks: TaskSet | None = None,
-    settled: Settled | None = None,
+    settled: ResolvedRun | None = None,
     on_step: OnStep | None = None,
     on_rollouts: OnRollouts | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
-    """Train the model in the folder `start` as the recipe says; returns the folder of the final model.
+    """Train a model by a recipe's [rl]; return the folder of the final model.
 
-    Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and how many
-    prompts were drawn are the whole state. A run that was interrupted goes on from its newest checkpoint in `out`;
-    Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that at the step's end; so
-    does what ends a run for want of rollouts, and a server that cannot be given a step's weights. A run that is
-    finished returns at once. tasks: a task set of your own, in place of the one that the recipe names; run.json keeps
-    its name, and a hash of the tasks themselves. A larger rl.steps continues a finished run; its model so far is kept
-    as `final-STEPS`. settled: of this recipe, where it has been settled. on_step gets each step's metrics, on_rollouts
-    how far a step's rollouts are, every second, on_place where it computes, before it does.
+    Everything random derives from (seed, step, …), so that the weights, the optimiser's state, the step and the number
+    of drawn prompts are the whole state. start: folder of the model. An interrupted run goes on from its newest
+    checkpoint in `out`; Ctrl-C makes one first, of the last whole step while a step waits for its rollouts, after that
+    at the step's end; so do a lack of rollouts, and a server that does not take a step's weights. A finished run
+    returns at once. tasks: your own task set, in place of the recipe's; run.json keeps its name, and a hash of the
+    tasks. A larger rl.steps continues a finished run; its model so far is kept as `final-STEPS`. settled: the resolved
+    recipe, if known. on_step gets each step's metrics, on_rollouts the progress of a step's rollouts, every second,
+    on_place the placement, before computing.
 
-    Raises CheckpointError (see `open_run`), RecipeError for what cannot be computed here (see `place_training`),
-    RecipeError or RecordError for tasks or pass rates that do not serve (see `RunStages`), MissingExtra,
-    SandboxUnavailable where a step loses all of its rollouts, or most of its answers, to faults, TrainingDiverged.
+    Raises CheckpointError (see `open_run`), RecipeError for an unavailable device or the like (see `place_training`),
+    RecipeError or RecordError for unusable tasks or pass rates (see `RunStages`), MissingExtra, SandboxUnavailable if a
+    step loses all of its rollouts, or most of its answers, to faults, TrainingDiverged.
     """
     recipe.engine.check_training(recipe)
     folder = locate(start)
     start_id = fingerprint(folder)
     before = longer_than(out, "rl", recipe)
     over = RunFolder(Path(out)).finished and not before
-    settled = settled or settle_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
+    settled = settled or resolve_stages(without_harnesses(recipe) if over else recipe, folder, tasks)
     written, recipe = _with_harnesses(settled.recipe, recipe), settled.recipe
     stages = RunStages(settled, folder, model=start_id)
     where = place_training(recipe, folder, reference=stages.needs_reference)
@@ -122,7 +122,7 @@ def run_rl(
         needs = needs_of("rl", stage.recipe, folder, where, reference=stages.needs_reference, least=stages.longest)
         check_fits(needs, out, stage)
         warn_of_rate("rl", stage.recipe, needs.parameters)
-    # What is over makes no rollouts any more, whatever its tools have become.
+    # A finished run makes no rollouts, so that its tools may have changed.
     inputs = {"start": start_id, **({} if over else {RENDERED: stages.rendered}), **stages.inputs}
     if before:
         begun = RunStages(settled.with_steps(before), folder, model=start_id)
@@ -139,7 +139,7 @@ def run_rl(
 
 
 def _with_harnesses(settled: Recipe, recipe: Recipe) -> Recipe:
-    """A settled recipe with the harnesses of `recipe`: as the run's manifest has it."""
+    """Return a resolved recipe with the harnesses of `recipe`, for the run's manifest."""
     rollout = settled.rollout.model_copy(update={HARNESS: recipe.rollout.harness})
     stages = tuple(
         one.model_copy(update={"rollout": {**one.rollout, **harness_of(stage.rollout)}})
@@ -151,8 +151,8 @@ def _with_harnesses(settled: Recipe, recipe: Recipe) -> Recipe:
 async def _train(
     run: RunFolder, trainer: Trainer, tokenizer: Path, stages: RunStages, on_rollouts: OnRollouts | None
 ) -> None:
-    reference = trainer.reference() if stages.needs_reference else None  # before the engine looks what memory is free
-    course = Course(stages.recipe.rl, trainer.history())
+    reference = trainer.reference() if stages.needs_reference else None  # before the engine measures free memory
+    course = RunHealth(stages.recipe.rl, trainer.history())
     weights = trainer.engine_weights()
     for stage, tasks in stages.after(trainer.step):
         if course.over:
@@ -168,18 +168,18 @@ async def _train(
             GroupStream(rollouts, prompts, last=stage.last) as stream,
         ):
             while trainer.step < stage.last and not course.over:
-                stretch = Stretch(run, trainer, tokenizer, stages, stage, reference, on_rollouts)
-                course.add(await _step(stretch, stream, course))
-        trainer.save()  # a stage's end is kept: what comes goes on from it
+                context = StageContext(run, trainer, tokenizer, stages, stage, reference, on_rollouts)
+                course.add(await _step(context, stream, course))
+        trainer.save()  # a stage's end is kept: the next one goes on from it
 
 
-async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metrics:
-    run, trainer, stage, rollouts = stretch.run, stretch.trainer, stretch.stage, stream.rollouts
+async def _step(context: StageContext, stream: GroupStream, course: RunHealth) -> Metrics:
+    run, trainer, stage, rollouts = context.run, context.trainer, context.stage, stream.rollouts
     recipe, step = rollouts.recipe, trainer.step + 1
     learnt: LearntSamples = {}
     began, before = time.perf_counter(), copy.copy(rollouts.engine.stats)
     try:
-        async with _watched(stream, step, stretch.on_rollouts):
+        async with _watched(stream, step, context.on_rollouts):
             drawn = await draw_groups(stream, step=step)
     except BaseException:  # Ctrl-C, or a sandbox or server that is gone: the weights are those of the last whole step
         trainer.save()
@@ -188,8 +188,8 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
         async with rollouts.paused():
             rollouts.rest()
             rolled_out = time.perf_counter()
-            learn = partial(_learn, trainer, to_train(recipe, drawn), stage, step, stretch.reference, learnt)
-            losses = await beside(learn) if recipe.rl.max_staleness else learn()
+            learn = partial(_learn, trainer, groups_to_train(recipe, drawn), stage, step, context.reference, learnt)
+            losses = await run_in_thread(learn) if recipe.rl.max_staleness else learn()
             trained = time.perf_counter()
             unfollowed = await _synced(rollouts, step)
         made = rollout_metrics(
@@ -199,17 +199,17 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
             ),
         )
         course.tell_idling(made)
-        cost = trainer.cost  # by which it is decided once whether the run is over, here and where it ends
+        cost = trainer.cost  # one value decides here and at the end whether the run is over
         last = step == recipe.rl.steps or course.ends_with(made, cost.cpu_s)
         seconds_of = {t.id: rollouts.seconds.pop(t.id, None) for group in drawn.made for t in group}
         run.store_rollouts(
             step,
-            lambda: recorded(selected(recipe, drawn), step, learnt, seconds_of),
+            lambda: with_records(with_selections(recipe, drawn), step, learnt, seconds_of),
             tokens=int(made["total_tokens"] or 0),
             keep_gb=recipe.run.keep_gb,
         )
         seconds, stats = time.perf_counter() - began, rollouts.engine.stats.since(before).metrics()
-        held_out = {} if unfollowed else await _held_out(stretch, stream, step, last=last)
+        held_out = {} if unfollowed else await _held_out(context, stream, step, last=last)
         line = trainer.done(  # checkpoint, where it is time, and log
             {
                 **({"stage": stage.number} if stage.name else {}),
@@ -241,7 +241,7 @@ async def _step(stretch: Stretch, stream: GroupStream, course: Course) -> Metric
 
 @asynccontextmanager
 async def _watched(stream: GroupStream, step: int, on_rollouts: OnRollouts | None) -> AsyncIterator[None]:
-    """Within, `on_rollouts` gets every second how far the step's rollouts are."""
+    """Report the progress of the step's rollouts to `on_rollouts` every second, for a block."""
     rollouts, recipe = stream.rollouts, stream.rollouts.recipe
     before, total = copy.copy(rollouts.engine.stats), recipe.rl.prompts * recipe.select.made(recipe.rl.group)
 
@@ -258,7 +258,7 @@ async def _watched(stream: GroupStream, step: int, on_rollouts: OnRollouts | Non
 
 
 async def _synced(rollouts: TrainingRollouts, step: int) -> EngineError | None:
-    """The engine gets the weights of this step; why it cannot, which is no fault of theirs: they are whole."""
+    """Give the engine this step's weights; return its error, which leaves the trainer's weights whole."""
     try:
         await rollouts.sync(step)
     except EngineError as error:
@@ -274,7 +274,7 @@ def _learn(
     reference: Reference,
     learnt: LearntSamples,
 ) -> dict[str, float | None]:
-    """Rewards, advantages, samples, and the step's updates. learnt: gets the sample of each trajectory."""
+    """Compute rewards, advantages and samples, and update. learnt: gets the sample of each trajectory."""
     recipe = stage.recipe
     credited, shaped = credit_groups(groups, recipe.rl, recipe.credit, build_limits(recipe))
     samples, counts = [], Counter[str]()
@@ -298,42 +298,43 @@ def _learn(
         step=step,
         computing=replace(trainer.computing, temperature=recipe.rollout.temperature),
         reference=reference if recipe.rl.kl else None,
-        lr=rate_of(recipe.rl, step, stage.falling),
+        lr=learning_rate_of(recipe.rl, step, stage.falling),
     )
 
 
-async def _held_out(stretch: Stretch, stream: GroupStream, step: int, *, last: bool) -> Metrics:
-    """The policy on the evaluation's problems, where the recipe asks for that after this step, or this is the last: the
-    same problems, with the same limits and tools, whatever the stage. What training draws depends on none of it, and it
-    is not part of what the run cost. Where there is no sandbox for it, it is as if faults had taken its rollouts: the
-    step has been taken, and is kept; where one is lacking for the next one's, too, that ends the run."""
-    trainer, stages = stretch.trainer, stretch.stages
+async def _held_out(context: StageContext, stream: GroupStream, step: int, *, last: bool) -> Metrics:
+    """Evaluate the policy if the recipe has it after this step, or this is the last.
+
+    All stages have the same problems, limits and tools. Training's draws do not depend on it, nor does the run's cost.
+    Without a sandbox its rollouts count as lost to faults: the step is kept. The next step ends the run if it lacks a
+    sandbox too."""
+    trainer, stages = context.trainer, context.stages
     recipe = stages.recipe
     if not recipe.evaluate.every or (step % recipe.evaluate.every and not last):
         return {}
-    note_curve(stretch.run.root, recipe)
+    note_curve(context.run.root, recipe)
     with trainer.off_the_clock():
         try:
-            async with rollouts_for(recipe, stream.rollouts, stretch.tokenizer, stages.tasks) as rollouts:
+            async with rollouts_for(recipe, stream.rollouts, context.tokenizer, stages.tasks) as rollouts:
                 found = await rollouts.evaluated()
                 async with rollouts.paused():
                     rollouts.rest()
         except SandboxUnavailable as error:
-            LOG.warning("step %d: nothing could be evaluated, and its point of the curve is empty: %s", step, error)
+            LOG.warning("step %d: the evaluation failed, and its point of the curve is empty: %s", step, error)
             return dict(NOT_EVALUATED)
     return found
 
 
-async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
-    """Takes the groups of the step's prompts, drops what is not compared, and selects; with dynamic sampling again, of
-    more prompts, until enough groups teach something or a bound is met.
+async def draw_groups(stream: GroupStream, *, step: int) -> StepGroups:
+    """Take a step's groups, drop rollouts without comparison, and select.
 
-    Raises SandboxUnavailable where the first prompts lose all of their groups to faults, or where most answers cannot
-    be graded: rollouts that gave none, and are wrong without a grader, would be all that is learnt from.
+    With dynamic sampling it repeats with more prompts, until enough groups are informative or a bound is met. Raises
+    SandboxUnavailable if the first prompts lose all of their groups to faults, or most answers cannot be graded: the
+    update would see only rollouts without an answer, which are wrong without a grader.
     """
     recipe = stream.rollouts.recipe
     dynamic = dynamic_sampling(recipe)
-    drawn = Drawn()
+    drawn = StepGroups()
     missing = recipe.rl.prompts
     while True:
         for task, group in await stream.take(missing, step=step):
@@ -350,8 +351,8 @@ async def draw_groups(stream: GroupStream, *, step: int) -> Drawn:
         if lost >= FEW and 2 * lost > answered:
             raise SandboxUnavailable(
                 f"step {step}: {lost} of the {answered} rollouts that gave an answer could not be graded"
-                f"{stream.rollouts.context.faults.why}: what is left says nothing about the model; see `retcon "
-                "doctor`, then run the same command again to continue"
+                f"{stream.rollouts.context.faults.why}: the rest would mislead the update; see `retcon doctor`, then "
+                "run the same command again to continue"
             )
         missing = dynamic.to_draw(drawn.kept, rounds=drawn.rounds) if dynamic else 0
         if not missing:

@@ -1,4 +1,4 @@
-"""The rollouts of a training run: how many of each prompt, purified how, from weights that change."""
+"""Rollouts of a training run, from weights that change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from retcon.core.concurrency import cancel_all
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import TRAINED, Trajectory, count_first_tries
-from retcon.engine.types import CarriesOver, FollowsWeights, TrainableEngine
+from retcon.engine.types import CarriesOver, RemoteWeights, TrainableEngine
 from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import Grade, TaskSet
@@ -39,13 +39,13 @@ from retcon.train.sync import EngineWeights
 
 EVALUATED = ("eval_pass_rate", "eval_failed_calls", "eval_first_try_failure_rate", "eval_tokens")
 NOT_EVALUATED: Mapping[str, float | None] = {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}
-"""Of an evaluation whose rollouts were all lost."""
+"""Metrics of an evaluation whose rollouts were all lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRollouts:
-    """Groups for training, from an engine whose weights `sync` keeps equal to the trained ones. judged: `tasks` as
-    evaluations grade them (`build.GradedTasks`), None where that is all the same."""
+    """Rollouts for training, from an engine that `sync` updates. judged: `tasks` with the grading of evaluations
+    (`build.Graded`), None if they do not differ."""
 
     recipe: Recipe
     context: RolloutContext
@@ -59,7 +59,7 @@ class TrainingRollouts:
     """Wall seconds of each graded rollout, from its group's start."""
 
     async def of(self, tasks: Sequence[Task], *, step: int) -> list[list[Trajectory]]:
-        """A graded group of G' rollouts for every task; all that is random derives from (seed, step, task, index)."""
+        """Return a graded group of G' rollouts per task; all randomness derives from (seed, step, task, index)."""
         return await rollout_groups(
             tasks,
             replace(build_step_context(self.recipe, self.context, step), strategy=build_strategy(self.recipe)),
@@ -80,13 +80,13 @@ class TrainingRollouts:
         return grade
 
     async def evaluated(self) -> dict[str, float | None]:
-        """What the weights do on the evaluation's problems, `evaluate.every_samples` rollouts each, all as [evaluate]
-        says: the same problems and random streams whenever it is asked. Purification is off unless evaluate.repair says
-        otherwise.
+        """Evaluate the current weights by [evaluate], `evaluate.every_samples` rollouts per problem.
+
+        Problems and random streams are always the same; purification is off unless evaluate.repair is set.
 
         eval_pass_rate: the mean over problems of pass@1; eval_failed_calls, eval_tokens (sampled): of a rollout, as
-        they happened; eval_first_try_failure_rate: see `retcon.core.types`, None where none was made; eval_rollouts:
-        those that no fault ended; where faults took more than MAX_LOST_SHARE, nothing is known of the others: None.
+        they happened; eval_first_try_failure_rate: see `retcon.core.types`, None without a try; eval_rollouts: those
+        that no fault ended. If faults took more than MAX_LOST_SHARE, there are no other metrics (None).
         """
         section = self.recipe.evaluate
         groups = await rollout_groups(
@@ -114,7 +114,7 @@ class TrainingRollouts:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Within, the engine computes nothing here; what is under way goes on afterwards."""
+        """Suspend the engine's computation here for a block; generations under way go on afterwards."""
         if isinstance(self.engine, CarriesOver):
             async with self.engine.suspended():
                 yield
@@ -122,17 +122,17 @@ class TrainingRollouts:
             yield
 
     def rest(self) -> None:
-        """Before an update, which makes them worthless: the engine gives the memory of its keys and values back, so
-        that it does not stand beside gradients and activations."""
+        """Free the engine's keys and values before an update. That makes them worthless, and needs the memory for
+        gradients and activations."""
         self.engine.invalidate()
 
     async def sync(self, version: int = 0) -> None:
-        """After an update: the engine gets the new weights, and forgets the keys and values of the old. version: how
-        many steps have made them; tokens tell it where rollouts run ahead."""
+        """Give the engine updated weights, and drop its keys and values. version: steps so far, which tokens carry if
+        rollouts run ahead."""
         self.weights.sync()
         self.engine.invalidate()
-        _tell_version(self.recipe, self.engine, version)
-        if isinstance(self.engine, FollowsWeights):
+        _set_version(self.recipe, self.engine, version)
+        if isinstance(self.engine, RemoteWeights):
             await self.engine.follow()
 
 
@@ -147,9 +147,9 @@ async def open_rollouts(
     version: int = 0,
     least: int = 0,
 ) -> AsyncIterator[TrainingRollouts]:
-    """The rollouts of `weights`, their sandbox started. reserved: bytes that the trainer will take and keep while
-    rollouts are made. version: as of `sync`. least: tokens that the engine has to take at any rate. Raises
-    SandboxUnavailable, CheckpointError, EngineError."""
+    """Open rollouts of `weights`, with a started sandbox. reserved: bytes that the trainer will allocate and keep
+    during rollouts. version: as in `sync`. least: tokens that the engine must take. Raises SandboxUnavailable,
+    CheckpointError, EngineError."""
     chat = build_chat(recipe, tokenizer, tasks)
     side_by_side = recipe.rl.prompts * recipe.select.made(recipe.rl.group) * (1 + recipe.rl.max_staleness)
     engine = build_training_engine(
@@ -163,9 +163,9 @@ async def open_rollouts(
         adapters=weights.adapters,
     )
     async with engine, open_context(recipe, engine, chat) as context, open_graders(tasks) as graders:
-        _tell_version(recipe, engine, version)
-        if isinstance(engine, FollowsWeights):
-            await engine.follow()  # a run that goes on has other weights than the folder
+        _set_version(recipe, engine, version)
+        if isinstance(engine, RemoteWeights):
+            await engine.follow()  # a resumed run has other weights than the folder
         repairing = replace(context, repair=build_repair(recipe))
         yield TrainingRollouts(recipe, repairing, graders.rewarded, engine, weights, graders.judged)
 
@@ -174,8 +174,8 @@ async def open_rollouts(
 async def rollouts_for(
     recipe: Recipe, rollouts: TrainingRollouts, tokenizer: Path, tasks: TaskSet
 ) -> AsyncIterator[TrainingRollouts]:
-    """The same engine's rollouts as another recipe has them, of its tasks: with a sandbox of its own where that, the
-    tasks or the limits are others."""
+    """Open rollouts of another recipe's tasks on the same engine; with another sandbox if that, the tasks or the limits
+    differ."""
     if all(getattr(recipe, section) == getattr(rollouts.recipe, section) for section in ("task", "rollout", "sandbox")):
         yield replace(rollouts, recipe=recipe)
         return
@@ -184,26 +184,28 @@ async def rollouts_for(
         yield replace(rollouts, recipe=recipe, context=context, tasks=graders.rewarded, judged=graders.judged)
 
 
-def _tell_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:
+def _set_version(recipe: Recipe, engine: TrainableEngine, version: int) -> None:
     if recipe.rl.max_staleness and isinstance(engine, CarriesOver):
         engine.version = version
 
 
-# The groups of a run, step after step; with `rl.max_staleness` begun before the step that learns from them.
+# The groups of a run, step after step; with `rl.max_staleness` they begin before the step that learns from them.
 #
 # A step then does not wait for its longest rollouts with an empty engine: those of the next steps are under way beside
-# them, and go on while the step is computed. Groups are taken in the order of their prompts, not in that in which they
-# end: what is learnt from is not biased towards short rollouts, and the prompts that a checkpoint counts as drawn are
-# those that steps have taken. A run that goes on rolls out anew what was under way: no prompt is lost, none comes
-# twice. Nothing is begun for a step beyond the last of a stage: the next one's rollouts are others.
+# them, and go on while the step is computed. Groups are taken in the order of their prompts, not of their ends: the
+# training data are not biased towards short rollouts, and the prompts that a checkpoint counts as drawn are those that
+# steps have taken. A resumed run rolls open groups out anew: no prompt is lost or comes twice. No group begins for a
+# step beyond the last of a stage, as the next stage's rollouts differ.
 
 T = TypeVar("T")
 Group = tuple[Task, list[Trajectory]]
 
 
 class GroupStream:
-    """Groups of the tasks of `prompts`, in their order, begun up to `rl.max_staleness` steps ahead, but for none after
-    the step `last`, that of the run where None. Within `async with`; what is under way at its end is given up."""
+    """Stream of groups in the order of `prompts`, some steps ahead.
+
+    It begins groups up to `rl.max_staleness` steps ahead. last: the last step with groups; None for the run's. It works
+    within `async with`; its end cancels open groups."""
 
     def __init__(self, rollouts: TrainingRollouts, prompts: Iterator[Task], *, last: int | None = None) -> None:
         self.rollouts = rollouts
@@ -222,25 +224,25 @@ class GroupStream:
         await cancel_all(running)
 
     async def take(self, count: int, *, step: int) -> list[Group]:
-        """The next `count` groups, graded, of this step. Raises RecipeError where the prompts end before, and the first
+        """Return the next `count` graded groups for this step. Raises RecipeError if the prompts end, and the first
         error of a rollout."""
         if not self._ahead:
             tasks = list(islice(self._prompts, count))
-            _refuse_end(len(tasks), count, step)
+            _check_count(len(tasks), count, step)
             return list(zip(tasks, await self.rollouts.of(tasks, step=step), strict=True))
         self._begin(count, step)
         taken = list(islice(self._under_way, count))
-        _refuse_end(len(taken), count, step)
+        _check_count(len(taken), count, step)
         groups = [groups for (groups,) in await asyncio.gather(*(group for _, group in taken))]
         for _ in taken:
             self._under_way.popleft()
         return list(zip((task for task, _ in taken), groups, strict=True))
 
     def _begin(self, count: int, step: int) -> None:
-        """See that `count` groups are under way for this step, and those of the next steps behind them.
+        """Begin groups, so that `count` are under way for this step, then those of the next steps.
 
-        Each is named after the step that it is begun for; or a later one where its task came under that name before,
-        as what was begun for it is used up by dynamic sampling: no two rollouts have one name.
+        Each is named after its step, or a later one if its task had that name before, as dynamic sampling uses up
+        groups begun for later steps: no two rollouts have one name.
         """
         of_a_step = self.rollouts.recipe.rl.prompts
         wanted = count + min(self._ahead, self._last - step) * of_a_step
@@ -252,9 +254,9 @@ class GroupStream:
             self._under_way.append((task, group))
 
 
-async def beside(work: Callable[[], T]) -> T:
-    """What `work` gives, computed in a thread, so that tools are attended to meanwhile. Where the caller is cancelled,
-    it is waited for all the same: weights must not change after that."""
+async def run_in_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread, so that tools are served meanwhile. A cancelled caller waits for its end: weights must
+    not change after that."""
     done = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(done)
@@ -263,15 +265,15 @@ async def beside(work: Callable[[], T]) -> T:
         raise
 
 
-def _refuse_end(found: int, count: int, step: int) -> None:
+def _check_count(found: int, count: int, step: int) -> None:
     if found < count:
         raise RecipeError(f"step {step}: the prompts have run out; give run_rl a task set that does not end")
 
 
 def staleness(groups: Sequence[Sequence[Trajectory]], step: int) -> dict[str, float | None]:
-    """How old the weights were that sampled what step `step` learns from, in steps: staleness_mean and staleness_max
-    over sampled tokens. partial_rollouts: share of the rollouts that weights of several steps have sampled. None where
-    there are none."""
+    """Return metrics of the age of sampling weights. staleness_mean, staleness_max: in steps, over sampled tokens.
+
+    partial_rollouts: share of the rollouts sampled by weights of several steps. None without tokens or rollouts."""
     ages: list[int] = []
     partial = 0
     rollouts = [node for group in groups for trajectory in group for node in trajectory.tree]

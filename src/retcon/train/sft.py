@@ -29,7 +29,7 @@ from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory, is_repaired
 from retcon.engine.kinds.local import LocalSection
 from retcon.models.devices import OnPlace
-from retcon.models.loading import load_config, positions
+from retcon.models.loading import load_config, max_positions
 from retcon.models.locating import model_folder
 from retcon.models.placing import place_training
 from retcon.planning.needs import check_fits, needs_of, warn_of_rate
@@ -45,18 +45,19 @@ from retcon.train.batch import epoch_batch
 from retcon.train.datasets.demonstrations import files_of, read_samples
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.optim import apply, learning_rate, rising_steps
+from retcon.train.optim import learning_rate, step_optimizer, warmup_steps
 from retcon.train.rollouts import open_rollouts
 from retcon.train.trainer import OnStep, Trainer, Training, train
-from retcon.train.watch import refuse_diverged
+from retcon.train.watch import check_finite
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
-class ToSample:
-    """tasks: those of `family` whose prompts leave room to answer. recipe: with no length left open."""
+class SamplingPlan:
+    """Problems for rollouts of the trained model. tasks: those of `family` whose prompts leave room to answer. recipe:
+    with all lengths."""
 
     recipe: Recipe
     family: TaskSet
@@ -64,8 +65,8 @@ class ToSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """passed: of `total`, how many the grader took. lost: to infrastructure faults. file: where they are."""
+class SamplingResult:
+    """Result of sampling. passed: right ones of `total`. lost: to infrastructure faults. file: with the rollouts."""
 
     passed: int
     total: int
@@ -73,27 +74,27 @@ class Samples:
     file: Path
 
 
-def to_sample(recipe: Recipe, folder: Path, out: Path, count: int | None = None) -> ToSample | None:
-    """`count` evaluation problems (`sft.samples` where None) for what the model in `folder` becomes, None for 0. out:
-    of the run. Raises RecipeError where there is none, no prompt leaves room to answer, the model has fewer positions
-    than the recipe's rollouts may have tokens, or memory does not hold these and the run is not finished, and what
-    `build_tasks` raises."""
+def plan_sampling(recipe: Recipe, folder: Path, out: Path, count: int | None = None) -> SamplingPlan | None:
+    """Choose `count` evaluation problems (None: `sft.samples`) for the trained model; return None for 0. out: of the
+    run. Raises RecipeError without problems, if no prompt leaves room to answer, the model has fewer positions than the
+    recipe's rollouts may have tokens, or memory does not hold these and the run is not finished, and what `build_tasks`
+    raises."""
     count = recipe.sft.samples if count is None else count
     if not count:
         return None
     family = build_tasks(recipe, folder)
     recipe, _ = resolve_lengths(recipe, folder, family)
-    _refuse_beyond(recipe, folder)
+    _check_positions(recipe, folder)
     if not RunFolder(out).finished:
         check_rollouts_fit(recipe, folder)
     asked = draw_problems(recipe, family, count)
     fit = drop_long_prompts(asked, build_chat(recipe, folder, family), recipe.rollout.max_tokens)
-    return ToSample(recipe, family, tuple(fit))
+    return SamplingPlan(recipe, family, tuple(fit))
 
 
-def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
-    """Raises RecipeError where the local engine would refuse the model for its positions, once it has been trained."""
-    limit = positions(load_config(folder))
+def _check_positions(recipe: Recipe, folder: Path) -> None:
+    """Check that the local engine will take the trained model's positions. Raises RecipeError."""
+    limit = max_positions(load_config(folder))
     most = recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens
     if isinstance(recipe.engine, LocalSection) and limit is not None and most > limit:
         raise RecipeError(
@@ -102,18 +103,18 @@ def _refuse_beyond(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def sample_final(wanted: ToSample, run: RunFolder) -> Samples:
-    """Greedy rollouts of the final model on these problems, without a repair; those of a finished run that has them are
-    read. Raises SandboxUnavailable."""
+def sample_final(wanted: SamplingPlan, run: RunFolder) -> SamplingResult:
+    """Sample greedy rollouts of the final model, or read a finished run's. They have no repairs. Raises
+    SandboxUnavailable."""
     steps = wanted.recipe.sft.steps
     file = run.trajectories(steps)
     if not file.exists():
-        run.keep_trajectories(steps, asyncio.run(_rolled(wanted, run.final)))
+        run.keep_trajectories(steps, asyncio.run(_greedy_rollouts(wanted, run.final)))
     made = list(jsonl.read(file))
-    return Samples(sum((t.reward or 0) > 0 for t in made), len(made), sum(t.reward is None for t in made), file)
+    return SamplingResult(sum((t.reward or 0) > 0 for t in made), len(made), sum(t.reward is None for t in made), file)
 
 
-async def _rolled(wanted: ToSample, final: Path) -> list[Trajectory]:
+async def _greedy_rollouts(wanted: SamplingPlan, final: Path) -> list[Trajectory]:
     recipe, family = wanted.recipe, wanted.family
     chat = build_chat(recipe, final, family)
     engine = build_policy(recipe, final, chat)
@@ -127,11 +128,11 @@ async def _rolled(wanted: ToSample, final: Path) -> list[Trajectory]:
 
 
 REPAIR_PROBLEMS, AT_ONCE = 96, 12
-"""Problems that the first repair is looked for in at most, and how many of them at a time."""
+"""Most problems of the search for the first repair, and how many at a time."""
 
 
-async def _sample_first_repair(wanted: ToSample, trainer: Trainer, tokenizer: Path) -> list[Trajectory]:
-    """Rollouts of the model as it is, with SAAR, up to the first few problems of which one has a repaired call."""
+async def _sample_first_repair(wanted: SamplingPlan, trainer: Trainer, tokenizer: Path) -> list[Trajectory]:
+    """Roll the current model out with SAAR, up to the first problems with a repaired call."""
     recipe = wanted.recipe
     recipe = recipe.model_copy(update={"evaluate": recipe.evaluate.model_copy(update={"repair": "saar"})})
     made: list[Trajectory] = []
@@ -159,20 +160,20 @@ def run_sft(
     *,
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
-    on_samples: Callable[[Samples], None] | None = None,
+    on_samples: Callable[[SamplingResult], None] | None = None,
 ) -> Path:
-    """Train `recipe.model.path` on the file or folder `demonstrations`; returns the folder of the final model.
+    """Train `recipe.model.path` on demonstrations; return the final model's folder.
 
-    These are trajectories of ours, or transcripts in any format that `retcon purify` reads, which go through the
-    model's template (see `read_samples`). What is learnt is every token that the demonstrator wrote, failures and their
-    repairs among them: nothing is filtered. `sft.validation_share` of them are measured on instead.
-    A run that was interrupted goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; one that is
-    finished returns at once. on_step gets each step's metrics: step, loss (nats a token), lr, grad_norm, tokens,
-    seconds, cpu_s, wall_s; on_place where it computes, before it does; on_samples, what came of `sft.samples` rollouts
-    of the final model, where any are wanted.
+    demonstrations: a file or folder of Retcon's trajectories, or of transcripts in any format of `retcon purify`, which
+    go through the model's template (see `read_samples`). Every token that the demonstrator wrote is learnt, failures
+    and their repairs included. `sft.validation_share` of them are held out for validation.
+    An interrupted run goes on from its newest checkpoint in `out`, and Ctrl-C makes one first; a finished one returns
+    at once. on_step gets each step's metrics: step, loss (nats a token), lr, grad_norm, tokens, seconds, cpu_s, wall_s;
+    on_place the placement, before computing; on_samples the result of `sft.samples` rollouts of the final model, if
+    any.
 
-    Raises CheckpointError (see `open_run`), RecordError for demonstrations that cannot be read or are none, RecipeError
-    for what cannot be computed here (see `place_training`), MissingExtra, TrainingDiverged.
+    Raises CheckpointError (see `open_run`), RecordError for unreadable or empty demonstrations, RecipeError for an
+    unavailable device or the like (see `place_training`), MissingExtra, TrainingDiverged.
     """
     start = model_folder(recipe.model.path)
     where = place_training(recipe, start, ("dtype",))
@@ -181,7 +182,7 @@ def run_sft(
         demonstrations,
         build_chat(recipe, start),
         vocabulary=config.get_text_config().vocab_size,
-        max_tokens=positions(config),
+        max_tokens=max_positions(config),
     )
     inputs = {"model": fingerprint(start), "demonstrations": files_fingerprint(files_of(demonstrations))}
     inputs[RENDERED] = ids_fingerprint(sample.ids for sample in samples)
@@ -189,9 +190,9 @@ def run_sft(
     check_fits(needs, out)
     warn_of_rate("sft", recipe, needs.parameters)
     section = recipe.sft
-    wanted = to_sample(recipe, start, out, section.samples)
-    repaired = to_sample(recipe, start, out, REPAIR_PROBLEMS if section.first_repair else 0)
-    learnt, held_out = split(samples, section.validation_share, recipe.run.seed)
+    wanted = plan_sampling(recipe, start, out, section.samples)
+    repaired = plan_sampling(recipe, start, out, REPAIR_PROBLEMS if section.first_repair else 0)
+    learnt, held_out = split_validation(samples, section.validation_share, recipe.run.seed)
     run = open_run(out, kind="sft", recipe=recipe, inputs=inputs)
 
     def steps(trainer: Trainer) -> None:
@@ -221,9 +222,9 @@ def run_sft(
     return final
 
 
-def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
-    """Those to learn from, and those to measure on: `share` of them, rounded, one at least of each where any are held
-    out. Samples that are alike are on one side. Raises RecipeError where there are too few."""
+def split_validation(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Sample], list[Sample]]:
+    """Split samples for training and validation: `share` of them is held out, rounded, at least one of each. Equal
+    samples are on one side. Raises RecipeError if there are too few."""
     if not share:
         return list(samples), []
     order = sorted(range(len(samples)), key=lambda n: derive("validation", seed, *samples[n].ids))
@@ -232,14 +233,14 @@ def split(samples: Sequence[Sample], share: float, seed: int) -> tuple[list[Samp
     learnt = [sample for sample in samples if sample.ids not in chosen]
     if not learnt:
         raise RecipeError(
-            f"sft.validation_share = {share}: of {counted(len(samples), 'demonstration')} none is left to learn from"
+            f"sft.validation_share = {share}: of {counted(len(samples), 'demonstration')} none is left for training"
         )
     return learnt, [sample for sample in samples if sample.ids in chosen]
 
 
 @torch.no_grad()
 def mean_loss(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> float:
-    """The mean of -log π over the samples' learnt ids, nats; nothing is learnt."""
+    """Return the mean of -log π over the loss masks, nats."""
     training = model.training
     model.eval()
     with forwards(model, samples, computing) as parts:
@@ -257,10 +258,9 @@ def sft_step(
     *,
     computing: Computing = DEFAULT,
 ) -> dict[str, float]:
-    """One update on the mean of -log π over the samples' tokens in the loss mask (`sft.aggregate`). step: from 0.
-    Returns its metrics.
+    """Update on the mean of -log π over the loss masks (`sft.aggregate`); return metrics.
 
-    Raises TrainingDiverged where loss or gradient are not finite, before weights move.
+    step: from 0. Raises TrainingDiverged if loss or gradient are not finite, before weights move.
     """
     model.train()
     batch = f"step {step + 1}"
@@ -273,10 +273,10 @@ def sft_step(
                 value = -(part.logprobs / tokens).sum() / len(samples)
             else:
                 value = -part.logprobs.sum() / total
-            refuse_diverged(value.item(), part, batch)
+            check_finite(value.item(), part, batch)
             value.backward()
             loss += value.item()
-    rising = rising_steps(config.warmup, config.steps)
+    rising = warmup_steps(config.warmup, config.steps)
     lr = learning_rate(step, config.steps, peak=config.lr, rising=rising, schedule=config.schedule)
-    norm = apply(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm, batch=batch)
+    norm = step_optimizer(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm, batch=batch)
     return {"loss": loss, "lr": lr, "grad_norm": norm, "tokens": total}

@@ -1,4 +1,4 @@
-"""A run's stages, ready to be trained: each with its tasks, and the prompts that it draws."""
+"""A run's stages, ready to train, with their tasks and prompts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.tasks.registry import TaskSet, class_path, evaluation_tasks, is_user_class, problems_of, training_prompts
 from retcon.tasks.types import Task, fingerprint_of
 from retcon.train.prompts import LOOK, Position, PromptStream
-from retcon.train.settling import Settled, settle_stages
+from retcon.train.settling import ResolvedRun, resolve_stages
 
-# A run's stages, ready to be trained: each with its tasks, and the prompts that it draws.
-#
-# Evaluations are of the recipe without its stages' changes: the same problems, limits and tools in all of them.
+# Evaluations use the recipe without its stages' changes: the same problems, limits and tools in all of them.
 
 
 class RunStages:
-    """The stages of one run. model: fingerprint of the one that it starts from. inputs: what they learn from besides
-    the recipe, name to fingerprint; NOT_THERE for pass rates that a later stage will need and that nobody has measured.
-    look: steps of each stage whose tasks are looked at, None for all that a run looks at, which `inputs` are of.
+    """The stages of one run. model: fingerprint of the one that it starts from. inputs: their data besides the recipe,
+    name to fingerprint; NOT_THERE for pass rates of a later stage that are not measured yet. look: steps of each stage
+    whose tasks are examined, None for as many as a run examines, as in `inputs`.
 
-    Raises RecipeError, RecordError as `PromptStream`; RecipeError where a stage's data hold problems of the evaluation,
-    where there is none to evaluate on, or where one leaves no room to answer.
+    Raises RecipeError, RecordError as `PromptStream`; RecipeError if a stage's data hold problems of the evaluation, if
+    the evaluation has no problems, or one leaves no room to answer.
     """
 
-    def __init__(self, settled: Settled, folder: Path, *, model: str, look: int | None = None) -> None:
+    def __init__(self, settled: ResolvedRun, folder: Path, *, model: str, look: int | None = None) -> None:
         self.recipe, self.tasks, self._each = settled.recipe, settled.tasks, settled.each
         self.needs_reference = settled.needs_reference
         self._folder, self._model, self._look = folder, model, look
@@ -60,37 +58,37 @@ class RunStages:
         for number, (stage, tasks) in enumerate(self._each):
             if stage.recipe.task != recipe.task:
                 most = LOOK if look is None else self._steps(stage) * stage.recipe.rl.prompts
-                _refuse_shared(stage, tasks, problems, most)
+                _check_shared(stage, tasks, problems, most)
             elif is_user_class(tasks):
-                _refuse_own(stage, tasks, problems, self._steps(stage))
+                _check_own(stage, tasks, problems, self._steps(stage))
             missing = number > 0 and not self._rates_there(stage)
             stream = None if missing else self._stream(number)
             self._streams.append(stream)
             suffix = f" of {stage}" if number else ""
             found = stream.inputs if stream else {**self._stream(number, rates=False).inputs, "pass rates": NOT_THERE}
             if self._earlier(number):
-                found = {name: value for name, value in found.items() if name != "tasks"}  # those of the one before
+                found = {name: value for name, value in found.items() if name != "tasks"}  # as in the stage before
             self.inputs |= {f"{name}{suffix}": value for name, value in found.items()}
 
     @property
     def rendered(self) -> str:
-        """A hash of the ids of each stage's first prompt: of the tools and the template that prompts show. Without
-        stages of harnesses, which show what they like."""
+        """A hash of each stage's first prompt, with its tools and template; without stages of harnesses, which make
+        their own prompts."""
         own = (stage for stage, _ in self._each if not stage.recipe.rollout.harness)
         return ids_fingerprint(self.stream(stage).first_prompt for stage in own)
 
     @property
     def longest(self) -> int:
-        """Tokens that evaluations on the way ask of an engine, whatever the stage; 0 where there are none."""
+        """Tokens that evaluations on the way need of an engine; 0 without evaluations."""
         recipe = self.recipe
         return recipe.rollout.max_tokens + recipe.rollout.lookahead_tokens if recipe.evaluate.every else 0
 
     def after(self, step: int) -> Iterator[tuple[Stage, TaskSet]]:
-        """The stages that a run of so many steps has before it, the one that it is in first."""
+        """Yield the stages left after so many steps, the current one first."""
         return ((stage, tasks) for stage, tasks in self._each if stage.last > step)
 
     def data_since(self, stage: Stage) -> int:
-        """The step after which the tasks are those of this stage."""
+        """Return the step after which this stage's tasks begin."""
         before = stage.before
         for earlier, _ in reversed(self._each[: stage.number - 1]):
             if earlier.recipe.task != stage.recipe.task:
@@ -99,16 +97,16 @@ class RunStages:
         return before
 
     def waits(self, stage: Stage) -> bool:
-        """Whether it cannot begin before somebody has measured its pass rates."""
+        """Return whether the stage's pass rates are still to be measured."""
         return self._streams[stage.number - 1] is None
 
     def stream(self, stage: Stage) -> PromptStream:
-        """What the stage draws, from the beginning of its data; of all tasks, where its pass rates are not there."""
+        """Return the stage's prompts, from the beginning of its data; of all tasks without its pass rates."""
         return self._streams[stage.number - 1] or self._stream(stage.number - 1, rates=False)
 
     def prompts(self, stage: Stage, drawn: Sequence[int], checkpoint: Path) -> Iterator[Task]:
-        """What the stage has still to draw. drawn: prompts that each stage has drawn so far. checkpoint: of the model
-        that it starts from. Raises RecipeError where its pass rates are still not there."""
+        """Yield the stage's prompts that are still to be drawn. drawn: prompts that each stage has drawn so far.
+        checkpoint: of the model that it starts from. Raises RecipeError if its pass rates are still missing."""
         number = stage.number - 1
         stream = self._streams[number]
         if stream is None:
@@ -143,7 +141,7 @@ class RunStages:
         return stage.steps if self._look is None else min(stage.steps, self._look)
 
     def _earlier(self, number: int) -> list[int]:
-        """Of the stages before, those that draw from the same data."""
+        """Return the earlier stages that draw from the same data."""
         own = self._each[number][0].recipe.task
         return [before for before in range(number) if self._each[before][0].recipe.task == own]
 
@@ -152,9 +150,9 @@ class RunStages:
         return not rates or Path(rates).is_file()
 
 
-def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: int) -> None:
-    """The families here keep evaluation apart; whether a class of one's own does is seen by what the stage draws, at
-    most LOOK tasks of these steps: by id, which is a problem's for good, and by all else that a task holds."""
+def _check_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: int) -> None:
+    """Check that a user's task set keeps evaluation apart, by id and by content, in up to LOOK tasks of these steps.
+    The built-in families do."""
     ids, contents = {p.id for p in problems}, {replace(p, id="").content for p in problems}
     recipe = stage.recipe
     some = islice(training_prompts(tasks, recipe.run.seed), min(steps * recipe.rl.prompts, LOOK))
@@ -166,90 +164,90 @@ def _refuse_own(stage: Stage, tasks: TaskSet, problems: Sequence[Task], steps: i
         )
 
 
-def _refuse_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task], most: int) -> None:
-    """Each task set keeps its own evaluation apart; what evaluations measure here is of the recipe's. most: tasks that
-    are looked at."""
+def _check_shared(stage: Stage, tasks: TaskSet, problems: Sequence[Task], most: int) -> None:
+    """Check that the stage does not train on the recipe's evaluation problems: each task set keeps only its own
+    apart. most: tasks to examine."""
     measured = {problem.question for problem in problems}
     some = islice(training_prompts(tasks, stage.recipe.run.seed), most)
     if shared := sum(task.question in measured for task in some):
         raise RecipeError(
-            f"{stage} would train on {shared} of the problems that evaluations measure, which are those of the "
-            "recipe's own [task]: leave them out (task.against, task.overlap), or evaluate on others"
+            f"{stage} would train on {shared} of the evaluation problems, which are those of the recipe's own [task]: "
+            "leave them out (task.against, task.overlap), or evaluate on others"
         )
 
 
-# What a training looks at before it begins: whether it can be done here, without the weights that it starts from.
+# Checks of a training before it begins, without the weights that it starts from.
 #
 #     python -m retcon.train.stages
 #
 # reads JSON: a list of [name, recipe, overrides, model, whether that is what it starts from, run folder], and by name
-# what earlier runs were made of; and says which of them could not begin, a line [name, what is in the way, whether that
-# refuses it] each; less than a second each, after torch's import, as of their tasks it looks at those of a first step.
+# the inputs of earlier runs. It prints a line [name, obstacle, whether that refuses it] for each run that could not
+# begin, in less than a second each after torch's import, as it examines only the tasks of a first step.
 
-Asked = tuple[str, str, Sequence[str], str, bool, str]
+RunRequest = tuple[str, str, Sequence[str], str, bool, str]
 """Name, recipe, overrides, folder of the model or of one like it, whether it is the model itself, run folder."""
-Made = tuple[str, str, str]
-"""Of runs that it is to be compared with: WEIGHTS or PROBLEMS (`retcon.runs.folder`), their fingerprint, whose."""
+EarlierInput = tuple[str, str, str]
+"""An input of a run to compare with: WEIGHTS or PROBLEMS (`retcon.runs.folder`), their fingerprint, that run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A run that nothing but memory and disk may be in the way of. each: its stages, with their tasks and needs."""
+class ReadyRun:
+    """A checked run, except for memory and disk. each: its stages, with their tasks and needs."""
 
-    settled: Settled
+    settled: ResolvedRun
     place: Placement
     stages: RunStages
     each: tuple[tuple[Stage, TaskSet, Needs], ...]
 
 
-def get_ready(
-    recipe: Recipe, folder: Path, out: Path, *, look: int | None = None, settled: Settled | None = None
-) -> Ready:
-    """A training of the model in `folder`, or of one like it. look: as of `RunStages`. Makes nothing. Raises what the
-    run itself would before it starts, but for memory and disk (`planning.needs.check_fits`)."""
+def prepare_run(
+    recipe: Recipe, folder: Path, out: Path, *, look: int | None = None, settled: ResolvedRun | None = None
+) -> ReadyRun:
+    """Check a training of the model in `folder`, without output. It may be one like the run's. look: as in `RunStages`.
+    Raises the run's errors before its start, except for memory and disk (`planning.needs.check_fits`)."""
     recipe.engine.check_training(recipe)
-    settled = settled or settle_stages(recipe, folder)
+    settled = settled or resolve_stages(recipe, folder)
     recipe = settled.recipe
     place = place_training(recipe, folder, reference=settled.needs_reference)
     check_free(out, "rl", recipe)
-    model = fingerprint(folder) if rated(recipe) else ""  # whose rates count
+    model = fingerprint(folder) if uses_pass_rates(recipe) else ""  # whose rates count
     stages = RunStages(settled, folder, model=model, look=look)
     reference, least = settled.needs_reference, stages.longest
     each = [
         (stage, tasks, needs_of("rl", stage.recipe, folder, place, reference=reference, least=least))
         for stage, tasks in settled.each
     ]
-    return Ready(settled, place, stages, tuple(each))
+    return ReadyRun(settled, place, stages, tuple(each))
 
 
-def rated(recipe: Recipe) -> bool:
-    """Whether pass rates say what a stage trains on."""
+def uses_pass_rates(recipe: Recipe) -> bool:
+    """Return whether a stage selects its tasks by pass rates."""
     return any(stage.recipe.select.pass_rates for stage in stages_of(recipe))
 
 
-def unready(
-    asked: Sequence[Asked], made: Mapping[str, Sequence[Made]] = MappingProxyType({})
+def find_obstacles(
+    asked: Sequence[RunRequest], made: Mapping[str, Sequence[EarlierInput]] = MappingProxyType({})
 ) -> Iterator[tuple[str, str, bool]]:
-    """Name, what is in the way, and whether its run would be refused for it, of those that could not begin: what else a
-    class of one's own raises may have passed by then. Of a model that is not there yet nobody knows which pass rates
-    are its own: a training by such is left to its own run. made: by name, what must not have changed."""
+    """Yield name, obstacle and whether it refuses the run, per run: other errors of a user's class may have passed
+    by then. Pass rates of a model that does not exist yet are unknown: runs by such are skipped.
+    made: by name, inputs that must not have changed."""
     for name, given, overrides, folder, itself, out in asked:
         recipe = load_recipe(given, overrides)
-        if not itself and rated(recipe):
+        if not itself and uses_pass_rates(recipe):
             continue
         try:
-            ready = get_ready(recipe, Path(folder), Path(out), look=1)
+            ready = prepare_run(recipe, Path(folder), Path(out), look=1)
             for stage, _, needs in ready.each:
                 check_fits_later(needs, Path(out), stage)
-            _refuse_changed(ready, Path(folder), made.get(name, ()))
+            _check_unchanged(ready, Path(folder), made.get(name, ()))
         except RetconError as error:
             yield name, str(error), True
-        except Exception as error:  # noqa: BLE001 - whatever a class of one's own raises: others are looked at still
+        except Exception as error:  # noqa: BLE001 - whatever a user's class raises: the others are checked still
             yield name, f"{type(error).__name__}: {error}", False
 
 
-def _refuse_changed(ready: Ready, folder: Path, made: Iterable[Made]) -> None:
-    """Raises RecipeError for other weights, or other problems to measure on, than those of earlier runs."""
+def _check_unchanged(ready: ReadyRun, folder: Path, made: Iterable[EarlierInput]) -> None:
+    """Check that weights and evaluation problems are those of earlier runs. Raises RecipeError."""
     for what, value, by in made:
         if what == WEIGHTS:
             now = fingerprint(folder)
@@ -258,25 +256,25 @@ def _refuse_changed(ready: Ready, folder: Path, made: Iterable[Made]) -> None:
             now = fingerprint_of(evaluation_tasks(ready.settled.tasks, about.problems, about.seed))
         if now != value:
             raise RecipeError(
-                f"{by} is of other {what}: what the recipe names has changed since, and the two could not be compared; "
-                "put it back, or choose another --out"
+                f"{by} has other {what}: the recipe's inputs have changed since, and the two could not be compared; "
+                "put them back, or choose another --out"
             )
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")  # the runs say so themselves
-    # What tasks print is no answer; and what they start, and leave running, would keep the pipe open.
+    # Prints of tasks must not mix with the answers, and processes that they leave running would keep the pipe open.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        for told in unready(*json.load(sys.stdin)):
-            print(json.dumps(told), file=answers, flush=True)
+        for obstacle in find_obstacles(*json.load(sys.stdin)):
+            print(json.dumps(obstacle), file=answers, flush=True)
 
 
 HARNESS = "harness"
 
 
 def without_harnesses(recipe: Recipe) -> Recipe:
-    """The recipe, and its stages, of a run that makes no rollouts any more."""
+    """Return the recipe and its stages without harnesses."""
     stages = tuple(
         stage.model_copy(update={"rollout": {key: value for key, value in stage.rollout.items() if key != HARNESS}})
         for stage in recipe.stages
@@ -285,5 +283,5 @@ def without_harnesses(recipe: Recipe) -> Recipe:
 
 
 def harness_of(changes: Changes) -> Changes:
-    """The harness among a stage's changes."""
+    """Return the harness among a stage's changes."""
     return {HARNESS: changes[HARNESS]} if HARNESS in changes else {}

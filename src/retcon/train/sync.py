@@ -1,4 +1,4 @@
-"""The weights that rollouts decode with, kept equal to those that are trained."""
+"""Weights for rollouts, kept equal to the trained ones."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
 
 
 class EngineWeights:
-    """`model` is for an engine: the trained model itself where that has weights of `dtype` and no adapters, else a copy
-    without adapters, in which `sync` puts what training has made of the weights.
+    """An engine's `model`, which `sync` updates from the trained one.
 
-    Decoding thus never runs adapters, which costs a copy of every weight that they change; weights that do not change
-    and have that dtype already are shared. adapters: those that are merged into it, for an engine elsewhere that takes
-    them as they are.
+    It is the trained model itself if that has weights of `dtype` and no adapters, else a copy without adapters.
+    Decoding thus never runs adapters, which costs a copy of every weight that they change; other weights of that dtype
+    are shared. adapters: those merged into it, for an engine elsewhere that takes them as such.
     """
 
     def __init__(self, trained: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None) -> None:
         self.model = trained
         self.adapters = None
-        # By id of a trained model's parameter: what gives the value that the engine's copy of it is to have.
+        # By id of a trained model's parameter: returns the value of the engine's copy.
         sources: dict[int, Callable[[], Tensor]] = {id(p): p.detach for p in trained.parameters() if p.dtype != dtype}
         if adapter is not None:
             targets = sorted({name.rpartition(".")[2] for name, _, _ in adapter.layers()})
@@ -38,7 +37,7 @@ class EngineWeights:
         self._pairs: list[tuple[Tensor, Callable[[], Tensor]]] = []
         if not sources:
             return
-        # What the copy has in place of each parameter: a tied one is copied once, as it is one parameter.
+        # The copy of each parameter: a tied one is copied once, as it is one parameter.
         memo: dict[int, Any] = {
             id(p): nn.Parameter(p.detach().to(dtype, copy=id(p) in sources), requires_grad=False)
             for p in trained.parameters()
@@ -50,6 +49,6 @@ class EngineWeights:
 
     @torch.no_grad()
     def sync(self) -> None:
-        """Copy the trained weights over, in place. What the engine has cached under the old ones is then of no use."""
+        """Copy the trained weights over, in place. The engine's cache under the old ones is then useless."""
         for target, source in self._pairs:
             target.copy_(source())

@@ -1,4 +1,4 @@
-"""A training, whatever it learns from: where it starts, what it has cost, and how its steps are kept."""
+"""Training loop of all kinds of training: start, cost, checkpoints."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
 from retcon.models.devices import OnPlace, Placement
 from retcon.models.loading import load_model
-from retcon.models.locating import as_os_error, model_folder
+from retcon.models.locating import model_folder, safetensors_as_os_error
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
-from retcon.models.placing import move, start_model
+from retcon.models.placing import move_model, start_model
 from retcon.runs.folder import Cost, Meter, RunFolder
 from retcon.runs.tracking import tracking
 from retcon.store.whole import whole_folder, write_json
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-# Checkpoints: a Hugging Face folder that anything loads, with the state that training needs to go on exactly.
+# Checkpoints: a Hugging Face folder with the state that training needs to go on exactly.
 #
-# Where adapters are trained, a checkpoint holds these in peft's format, in place of the weights, which do not change.
+# If adapters are trained, a checkpoint holds these in peft's format, in place of the weights, which do not change.
 
-KEPT = 2
+MAX_KEPT = 2
 TEMPLATE = "chat_template.jinja"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
@@ -54,8 +54,8 @@ NEEDED = ("tokenizer.json", STATE, ABOUT)
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come. step: steps taken. drawn: prompts drawn in each stage so far, the data position of a run
-    that rolls out. spent: what it cost."""
+    """Progress of a run. step: steps taken. drawn: prompts drawn in each stage, the data position of a run with
+    rollouts. spent: its cost."""
 
     step: int = 0
     drawn: tuple[int, ...] = ()
@@ -64,8 +64,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What belongs to a model besides its weights. folder: that has them. template: the chat template that the model
-    learns to be asked through; empty for that of the folder."""
+    """A model's files besides its weights. folder: that has them. template: the chat template of the training; empty
+    for the folder's."""
 
     folder: Path
     template: str = ""
@@ -81,11 +81,12 @@ class TokenizerFiles:
 
 
 def save_model(model: PreTrainedModel, files: TokenizerFiles, out: Path, adapter: Adapter | None = None) -> None:
-    """`model` as a Hugging Face folder `out`, whole or not at all.
+    """Write a model as a Hugging Face folder.
 
-    adapter: which were merged into `model`, for `out/adapter`. Raises StorageError where it cannot be written.
+    It is there whole or not at all. adapter: those merged into `model`, for `out/adapter`. Raises StorageError if it
+    cannot be written.
     """
-    with whole_folder(out) as partial, as_os_error():
+    with whole_folder(out) as partial, safetensors_as_os_error():
         model.save_pretrained(partial)
         files.copy_to(partial)
         if adapter is not None:
@@ -102,13 +103,12 @@ def save_checkpoint(
     files: TokenizerFiles,
     adapter: Adapter | None = None,
 ) -> Path:
-    """The state after `progress.step` steps; of older checkpoints the newest is kept beside it. adapter: what is
-    trained, where that is not `model`.
+    """Write the state after `progress.step` steps; keep one older checkpoint. adapter: trained in place of `model`.
 
-    Raises StorageError where it cannot be written; every older checkpoint is then still there.
+    Raises StorageError if it cannot be written; every older checkpoint is then still there.
     """
     target = run.checkpoint(progress.step)
-    with whole_folder(target) as partial, as_os_error():
+    with whole_folder(target) as partial, safetensors_as_os_error():
         if adapter is None:
             model.save_pretrained(partial)
         else:
@@ -116,14 +116,14 @@ def save_checkpoint(
         files.copy_to(partial)
         save_file(_optimizer_tensors(model, optimizer), partial / STATE)
         write_json(partial / ABOUT, {"step": progress.step, "drawn": progress.drawn, **asdict(progress.spent)})
-    for _, old in run.checkpoints()[KEPT:]:
-        _let_go(old)
+    for _, old in run.checkpoints()[MAX_KEPT:]:
+        _remove(old)
     return target
 
 
-def _let_go(old: Path) -> None:
-    """Remove a checkpoint; of one that was moved elsewhere, the link alone. What a disk does not give up, as a
-    network's while somebody reads it, stays for the next time: no run ends for that."""
+def _remove(old: Path) -> None:
+    """Remove a checkpoint, or only the link to one that was moved. Files that cannot be removed, as on a network disk
+    while others read them, stay for the next time: no run ends for that."""
     if old.is_symlink():
         with suppress(OSError):
             old.unlink()
@@ -132,7 +132,7 @@ def _let_go(old: Path) -> None:
 
 
 def newest_checkpoint(run: RunFolder) -> Path | None:
-    """The newest checkpoint that has all of its files; None where there is none."""
+    """Return the newest complete checkpoint, None without one."""
     for _, folder in run.checkpoints():
         if all((folder / name).is_file() for name in NEEDED) and _has_weights(folder):
             return folder
@@ -145,8 +145,8 @@ def _has_weights(folder: Path) -> bool:
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Name the checkpoint whose files cannot be read, and what to do, in a CheckpointError."""
+def checkpoint_errors(folder: Path) -> Iterator[None]:
+    """Reraise errors of reading a checkpoint as CheckpointError, with advice."""
     try:
         yield
     except (
@@ -166,8 +166,8 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def read_progress(folder: Path) -> Progress:
-    """How far the checkpoint's run had come. Raises CheckpointError for a broken file."""
-    with reading(folder):
+    """Read the progress of a checkpoint. Raises CheckpointError for a broken file."""
+    with checkpoint_errors(folder):
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         spent = Cost(float(about["cpu_s"]), float(about["wall_s"]))
         drawn = about["drawn"]  # one number where there were no stages yet
@@ -175,9 +175,9 @@ def read_progress(folder: Path) -> Progress:
 
 
 def load_optimizer(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put the saved state into `optimizer`, exactly. Raises CheckpointError where it cannot be read or does not fit."""
+    """Load the saved state into `optimizer`, exactly. Raises CheckpointError if it cannot be read or does not fit."""
     parameters = dict(model.named_parameters())
-    with reading(folder):
+    with checkpoint_errors(folder):
         for name, tensor in load_file(folder / STATE).items():
             key, _, parameter = name.partition("/")
             optimizer.state[parameters[parameter]][key] = tensor.to(parameters[parameter].device)
@@ -198,7 +198,7 @@ WAITING = b"\nCtrl-C: this step is finished and kept first; once more ends at on
 
 
 class Steps(Protocol):
-    """What sections of trainings have in common: their steps, and their optimiser."""
+    """Common keys of training sections: steps and optimiser."""
 
     @property
     def steps(self) -> int: ...
@@ -212,8 +212,7 @@ class Steps(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a training is. start: the folder, or name, of the model that it starts from. section: its own of the recipe.
-    betas: AdamW's."""
+    """A training. start: folder, or name, of the initial model. section: its section of the recipe. betas: AdamW's."""
 
     run: RunFolder
     recipe: Recipe
@@ -231,11 +230,11 @@ def train(
     on_step: OnStep | None = None,
     on_place: OnPlace | None = None,
 ) -> Path:
-    """Takes a run to its end; returns the folder of the final model, at once where the run is finished. steps: takes
-    the steps that a session has before it. first: done before the model is loaded, so that what it needs is not in
-    memory beside it. on_step gets each step's metrics, on_place where it computes, before it does.
+    """Finish a run; return the folder of the final model, at once for a finished run. steps: takes this session's
+    steps. first: called before the model is loaded, so that its memory is free by then. on_step gets each step's
+    metrics, on_place the placement, before computing.
 
-    Raises CheckpointError where another process is at this run."""
+    Raises CheckpointError if another process has this run."""
     run, where = training.run, training.place
     if run.finished:
         LOG.info("%s is finished: nothing is trained any more", run.root)
@@ -253,14 +252,14 @@ def train(
 
         trainer = Trainer(training, tell)
         if trainer.step < training.section.steps:
-            with naming_what_is_kept(run):
+            with name_checkpoint(run):
                 steps(trainer)
         return trainer.finish()
 
 
 @contextmanager
-def naming_what_is_kept(run: RunFolder) -> Iterator[None]:
-    """A training that diverges within says from where it can be taken up again."""
+def name_checkpoint(run: RunFolder) -> Iterator[None]:
+    """Name the newest checkpoint in the error of a diverged training."""
     try:
         yield
     except TrainingDiverged as error:
@@ -272,12 +271,11 @@ def naming_what_is_kept(run: RunFolder) -> Iterator[None]:
 
 
 class Trainer:
-    """Model, optimiser and step of a run that begins or goes on. step: steps done. drawn: prompts that they drew, in
-    each stage. computing: how its steps are computed.
+    """Model, optimiser and step of a new or resumed run. step: steps done. drawn: their prompts, in each stage.
+    computing: settings of its steps.
 
-    The model is that of the newest checkpoint, or the one that the training starts from, on the device of its place;
-    with the recipe's adapters in it, which then alone come from the checkpoint. Raises CheckpointError for a checkpoint
-    that is broken.
+    The model is that of the newest checkpoint, or the initial one, on the device of its place; with the recipe's
+    adapters in it, which then alone come from the checkpoint. Raises CheckpointError for a broken checkpoint.
     """
 
     def __init__(self, training: Training, on_step: OnStep) -> None:
@@ -290,7 +288,7 @@ class Trainer:
         checkpoint = newest_checkpoint(run)
         progress = Progress() if checkpoint is None else read_progress(checkpoint)
         self.step, self.drawn, spent = progress.step, list(progress.drawn), progress.spent
-        # Steps that a kill undid were paid for all the same: their metrics lines, soon cut, know how much.
+        # Steps that a kill undid count as cost too: it stands in their metrics lines, which are cut below.
         lines = run.read_metrics()
         spent = Cost(
             max(spent.cpu_s, *(line.get("cpu_s") or 0.0 for line in lines), 0.0),
@@ -310,61 +308,60 @@ class Trainer:
         if checkpoint is None or lora.rank:
             model = start_model(self._start, seed, attention)
         else:
-            with reading(checkpoint):
+            with checkpoint_errors(checkpoint):
                 model = load_model(checkpoint, attention=attention)
         # Before the model moves, so that the adapters' first weights are the same on every device.
         adapter = Adapter(model, lora, seed=seed) if lora.rank else None
-        move(model, self._place.device)
+        move_model(model, self._place.device)
         if adapter is not None and checkpoint is not None:
-            with reading(checkpoint):
+            with checkpoint_errors(checkpoint):
                 adapter.load(checkpoint)
         return model, adapter
 
     def begin(self, section: Steps, *, anew: bool) -> None:
-        """A stage begins, or goes on: its own decay of weights, and no moments of steps before where it is to begin
-        `anew`."""
+        """Begin or resume a stage, with its weight decay. anew: whether to drop the optimiser's moments."""
         before = self.optimizer.state
         self.optimizer = adamw(self.model, section.lr, weight_decay=section.weight_decay, betas=self._betas)
         if not anew:
             self.optimizer.state.update(before)
 
     def reference(self) -> PreTrainedModel:
-        """π_ref: the model that the training started from, loaded once more, without gradients."""
+        """Return π_ref: the initial model, loaded once more, without gradients."""
         place = self._place
         return start_model(self._start, self._recipe.run.seed, place.attention, place.device).requires_grad_(False)
 
     def engine_weights(self) -> EngineWeights:
-        """What an engine decodes with."""
+        """Return the weights for an engine."""
         return EngineWeights(self.model, getattr(torch, self._place.rollout_dtype), self._adapter)
 
     def to_come(self) -> int:
-        """Bytes of the optimiser's state, two moments of all that is trained, which AdamW makes in the first step only;
-        0 once they are there. Gradients come and go within a step, when no rollouts are made."""
+        """Return the bytes of the optimiser's state to come: two moments of all trained weights, which AdamW makes in
+        the first step. Gradients exist only within a step, without rollouts."""
         if self.optimizer.state:
             return 0
         return 2 * sum(p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
 
     def history(self) -> list[dict[str, float | None]]:
-        """The metrics of all steps so far, those of earlier sessions among them."""
+        """Return the metrics of all steps so far, earlier sessions included."""
         return self._run.read_metrics()
 
     @property
     def cost(self) -> Cost:
-        """What the run has cost so far, to the millisecond, as its metrics tell it."""
+        """Cost of the run so far, to the millisecond."""
         cost = self._meter.read()
         return Cost(round(cost.cpu_s, 3), round(cost.wall_s, 3))
 
     @contextmanager
     def off_the_clock(self) -> Iterator[None]:
-        """What is done within does not count as what the run cost."""
+        """Stop the run's meter for a block."""
         with self._meter.stopped():
             yield
 
     def done(
         self, metrics: Metrics, *, drawn: int = 0, stage: int = 1, cost: Cost | None = None
     ) -> dict[str, float | None]:
-        """A step is over, which drew `drawn` prompts in a stage (from 1): log it, checkpoint if it is time, tell
-        `on_step`. cost: of the run by then, as of now where None. Returns its line in metrics.jsonl."""
+        """Finish a step: log it, save a checkpoint if due, call `on_step`; return its line in metrics.jsonl. drawn: its
+        prompts, in a stage (from 1). cost: of the run by then, None for now."""
         self.step += 1
         self.drawn += [0] * (stage - len(self.drawn))
         self.drawn[stage - 1] += drawn
@@ -381,10 +378,10 @@ class Trainer:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Within, a first Ctrl-C waits for the end of the step and its checkpoint, and says so; a second one does not.
+        """Delay a first Ctrl-C to the step's end, for a block.
 
-        Does nothing outside the main thread, where signals do not arrive, nor where this one is ignored, as in what a
-        script runs behind itself.
+        It prints a notice; a second one ends at once. Does nothing outside the main thread, where signals do not
+        arrive, nor if this one is ignored, as in a script's background jobs.
         """
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         if ignored or threading.current_thread() is not threading.main_thread():
@@ -395,7 +392,7 @@ class Trainer:
             self._interrupted = True
             signal.signal(signal.SIGINT, signal.default_int_handler)  # an event loop's own would wait for an await
             with suppress(OSError):
-                os.write(2, WAITING)  # a print of what was interrupted may be under way
+                os.write(2, WAITING)  # the interrupted code may be within a print
 
         before = signal.signal(signal.SIGINT, wait) or signal.SIG_DFL
         try:
@@ -404,7 +401,7 @@ class Trainer:
             signal.signal(signal.SIGINT, before)
 
     def save(self) -> None:
-        """A checkpoint of the steps done, unless there is one. Only between steps."""
+        """Save a checkpoint of the steps done, unless there is one. Only between steps."""
         if self._saved != self.step:
             self._run.keep_metrics()
             progress = Progress(self.step, tuple(self.drawn), self.cost)
@@ -412,8 +409,8 @@ class Trainer:
             self._saved = self.step
 
     def finish(self) -> Path:
-        """The run is over: its last checkpoint, and the model in the run's `final` folder, which is returned. Adapters
-        are merged into it, and lie in `final/adapter` besides."""
+        """Save the last checkpoint and the final model; return its folder. Adapters are merged into it, and also in
+        `final/adapter`."""
         self.save()
         save_model(
             EngineWeights(self.model, torch.float32, self._adapter).model,

@@ -1,4 +1,4 @@
-"""From selected groups to new weights: samples, minibatch updates."""
+"""Samples of selected groups, and minibatch updates."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample, Trajectory, to_sample
 from retcon.purify.splice import accepted_splices, splice_weights
-from retcon.train.batch import check_scored, computed, minibatches
+from retcon.train.batch import check_scored, computed_samples, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_online_dpo
-from retcon.train.objective.credit import averaged_where_shared, credited, first_to_tell, weighed_by_entropy
-from retcon.train.objective.hindsight import hindsights, with_hindsight
-from retcon.train.objective.loss import Loss, Totals, averaged, imitation, negative_spliced
+from retcon.train.objective.credit import average_shared, own_first_shared, token_advantages, weigh_by_entropy
+from retcon.train.objective.hindsight import make_hindsights, with_hindsight
+from retcon.train.objective.loss import Loss, Totals, average, imitation_loss, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask
-from retcon.train.optim import apply, learning_rate
-from retcon.train.watch import refuse_diverged, splice_metrics
+from retcon.train.optim import learning_rate, step_optimizer
+from retcon.train.watch import check_finite, splice_metrics
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SUMS = ("loss", "clip_fraction", "kl", "kl_reference", "entropy_estimate", "entropy", "imitation", "echo")
 METRICS = (*SUMS, "grad_norm", "padding", "shared", "skipped")
 NOTHING = dict.fromkeys(("loss", "clip_fraction", "imitation", "grad_norm", "skipped"), 0.0)
-"""The figures of a minibatch that teaches nothing; the others are of what is computed, and not known of it."""
+"""Metrics of a minibatch without a gradient; it has no others."""
 
 
 def to_samples(
@@ -41,16 +41,15 @@ def to_samples(
     config: RLSection,
     scales: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Sample]:
-    """The samples of a group, each with its rollout's advantage on all of its tokens, but for what config.blame and
-    config.shared_advantage say.
+    """Make the samples of a group, with their rollouts' advantages.
 
-    With config.splice_weight, spliced ids have their weights (see `retcon.purify.splice`); what
-    config.failed_calls, void_turns and truncated take out of the loss is not in the mask. With config.dpo_beta the
-    advantages of repaired calls are raised, and the calls that they replaced follow as samples of their own (see
-    `with_online_dpo`); with config.contrast then the tries at repaired turns of those rollouts that
-    config.contrast_rollouts names and that are learnt from at all (see `contrast_samples`); of turns that several of
-    them share, with either, those of the first. scales: what all samples of a rollout weigh, by its id, where that is
-    not 1. Raises UnscoredTokens where ids to be learnt have no log-prob.
+    All tokens of a sample have its rollout's advantage, except by config.blame and config.shared_advantage. With
+    config.splice_weight, spliced ids have their weights (see `retcon.purify.splice`); config.failed_calls, void_turns
+    and truncated mask tokens. With config.dpo_beta the advantages of repaired calls are raised, and the calls that they
+    replaced follow as further samples (see `with_online_dpo`); with config.contrast then the tries at repaired turns of
+    unmasked rollouts in config.contrast_rollouts (see `contrast_samples`); of turns that several of them share, with
+    either, those of the first. scales: weight of all samples of a rollout, by its id, by default 1. Raises
+    UnscoredTokens if ids in the loss mask have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -58,32 +57,32 @@ def to_samples(
             sample,
             tree=_tree(trajectory, roots),
             mask=learnt(trajectory, sample, config),
-            advantages=credited(trajectory, len(sample.ids), advantage, config.blame),
+            advantages=token_advantages(trajectory, len(sample.ids), advantage, config.blame),
             weights=_splice_weights(trajectory, config),
             predicted=output_mask(trajectory, config.echo_outputs) if config.echo else None,
-            hindsights=hindsights(trajectory) if config.sdpo and not is_masked(trajectory, config) else (),
+            hindsights=make_hindsights(trajectory) if config.sdpo and not is_masked(trajectory, config) else (),
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
     if config.shared_advantage == "mean":
-        samples = averaged_where_shared(samples)
+        samples = average_shared(samples)
     if config.dpo_beta:
         adjust = partial(with_online_dpo, beta=config.dpo_beta, limit=config.dpo_limit)
-        telling = iter(first_to_tell([t for t in group if not is_masked(t, config)]))
-        own = [t if is_masked(t, config) else next(telling) for t in group]
+        sharing = iter(own_first_shared([t for t in group if not is_masked(t, config)]))
+        own = [t if is_masked(t, config) else next(sharing) for t in group]
         paired = [adjust(one, sample) for one, sample in zip(own, samples, strict=True)]
         samples = [whole for whole, *_ in paired] + [one for _, *rejected in paired for one in rejected]
     if config.contrast:
         named = [t for t in group if config.contrast_rollouts == "all" or (t.reward or 0.0) > 0]
-        for trajectory in first_to_tell([t for t in named if not is_masked(t, config)]):
+        for trajectory in own_first_shared([t for t in named if not is_masked(t, config)]):
             samples += contrast_samples(trajectory, config.contrast, _splice_weights(trajectory, config))
     return [replace(s, scale=scales[s.source]) if s.source in scales else s for s in samples] if scales else samples
 
 
 def count_changes(samples: Sequence[Sample], advantages: Sequence[float], config: RLSection) -> dict[str, int]:
-    """blamed_tokens: those of a group's samples that config.blame turned against. echo_tokens: of tool outputs that
-    config.echo has predicted. contrast_tries: samples of config.contrast. samples: as `to_samples` made them with these
-    advantages."""
+    """Count what config changed in a group's samples. blamed_tokens: those with an advantage turned by config.blame.
+    echo_tokens: of tool outputs that config.echo has predicted. contrast_tries: samples of config.contrast. samples: of
+    `to_samples` with these advantages."""
     found: dict[str, int] = {}
     if config.blame:
         right = [s for s, advantage in zip(samples, advantages, strict=False) if advantage > 0]
@@ -98,7 +97,7 @@ def count_changes(samples: Sequence[Sample], advantages: Sequence[float], config
 
 
 def _tree(trajectory: Trajectory, roots: Collection[str]) -> str:
-    """What tells that samples begin alike: the root of the rollout's tree, empty where nothing branched off."""
+    """Return the id of the rollout's tree, whose samples share prefixes; empty without branches."""
     if trajectory.branch is not None:
         return trajectory.branch.root
     return trajectory.id if trajectory.id in roots else ""
@@ -111,7 +110,7 @@ def _splice_weights(trajectory: Trajectory, config: RLSection) -> tuple[float | 
 
 
 def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[int, ...]:
-    """The sample's loss mask, less what the recipe masks."""
+    """Return the sample's loss mask without the tokens that the recipe masks."""
     if is_masked(trajectory, config):
         return (0,) * len(sample.mask)
     mask = sample.mask
@@ -135,16 +134,16 @@ def update(
     reference: PreTrainedModel | None = None,
     lr: float | None = None,
 ) -> dict[str, float | None]:
-    """`config.minibatches` optimiser steps over the samples of one step (from 1), `config.epochs` times. Returns the
-    means over them (of a figure over those that have it, None where none has), the learning rate, the mismatch of
-    log-probs (see `Mismatch`) before the first of them, what became of spliced tokens (see `splice_metrics`) and pairs
-    (see `dpo_metrics`), and in all `Loss.counts` and the weights that config.correction cut. Where
-    computing.temperature is not 1, which the log-probs of rollouts are of, π_old is recomputed, and no mismatch is
-    known.
-    reference: π_ref, where config.kl asks for a penalty. lr: where it does not go by this step of config.steps.
+    """Take a step's `config.minibatches` optimiser steps, `config.epochs` times.
 
-    The model stays in evaluation mode: dropout would tell the old and the new log-probs apart. Raises UnscoredTokens,
-    TrainingDiverged.
+    Returns the means over them (of a metric over those that have it, None if none has), the learning rate, the mismatch
+    of log-probs (see `Mismatch`) before the first of them, metrics of spliced tokens (see `splice_metrics`) and pairs
+    (see `dpo_metrics`), and in all `Loss.counts` and the weights that config.correction cut. If computing.temperature
+    is not 1, that of the rollouts' log-probs, π_old is recomputed, and the mismatch is unknown. step: from 1.
+    reference: π_ref, for the penalty config.kl. lr: None for that of this step of config.steps.
+
+    The model stays in evaluation mode: dropout would differ between the old and the new log-probs. Raises
+    UnscoredTokens, TrainingDiverged.
     """
     for sample in samples:
         check_scored(sample)
@@ -161,11 +160,11 @@ def update(
         samples, seen = with_hindsight(model, samples, computing, weight=config.sdpo, limit=config.sdpo_limit)
         figures |= seen
     if config.entropy_weight:
-        samples = weighed_by_entropy(model, samples, computing, config.entropy_weight)
+        samples = weigh_by_entropy(model, samples, computing, config.entropy_weight)
     if lr is None:
-        lr = rate_of(config, step, (0, config.steps))
+        lr = learning_rate_of(config, step, (0, config.steps))
     batches = minibatches(samples, config.minibatches, seed=seed, step=step, epochs=config.epochs)
-    # Until there is something to learn from, the weights are still those that the rollouts were sampled from.
+    # Before the first minibatch with a gradient, the weights are still those of the rollouts.
     parts = [
         minibatch_update(
             model,
@@ -198,9 +197,9 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def rate_of(config: RLSection, step: int, course: tuple[int, int]) -> float:
-    """The learning rate of a step (from 1). course: the steps before its warm-up begins, and the one that its schedule
-    ends with."""
+def learning_rate_of(config: RLSection, step: int, course: tuple[int, int]) -> float:
+    """Return the learning rate of a step (from 1). course: the steps before its warm-up begins, and the one that its
+    schedule ends with."""
     before, last = course
     rising, schedule = config.warmup_steps, config.schedule
     return learning_rate(step - 1 - before, last - before, peak=config.lr, rising=rising, schedule=schedule)
@@ -217,23 +216,23 @@ def minibatch_update(
     lr: float | None = None,
     name: str = "a minibatch",
 ) -> dict[str, float]:
-    """One optimiser step, with the learning rate `lr`, config.lr where None. Returns loss, clip_fraction, kl (old
-    to new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 unless
-    config.entropy_coefficient asks for it), imitation (what that adds to the loss), echo (cross-entropy of tool
-    outputs, nats a token), grad_norm, padding: the share of padding in what attention computed, of which the linear
-    layers see as much, or none (see `packing`), shared: the share of the samples' tokens that were not computed as
-    others begin with them, too, and skipped: 1 where the policy was already further than config.max_kl from the one
-    that sampled, so that no step was taken; besides, `Loss.counts`. mismatch: gets the log-probs. name: of the
+    """Take one optimiser step, with the learning rate `lr` (None: config.lr). Returns loss, clip_fraction, kl (old
+    to new), kl_reference (to π_ref, 0 without one), entropy_estimate, entropy (exact; 0 without
+    config.entropy_coefficient), imitation (its part of the loss), echo (cross-entropy of tool
+    outputs, nats a token), grad_norm, padding: the share of padding in attention, of which the linear
+    layers see as much, or none (see `packing`), shared: the share of the samples' tokens that were not computed, as
+    they are in shared prefixes, and skipped: 1 if the policy was already further than config.max_kl from the one
+    that sampled, so that no step was taken; also `Loss.counts`. mismatch: gets the log-probs. name: of the
     minibatch, in errors.
 
-    Samples without an advantage have no gradient and are not computed, but stay in the denominators; where none is
-    computed, only the figures of NOTHING are there. No step is taken then: AdamW would move on momentum. Raises
-    TrainingDiverged where loss or gradient are not finite, before weights move.
+    Samples without an advantage have no gradient and are not computed, but stay in the denominators; if none is
+    computed, only the metrics of NOTHING are returned. No step is taken then: AdamW would move on momentum. Raises
+    TrainingDiverged if loss or gradient are not finite, before weights move.
     """
     model.eval()
     totals = Totals(sum(s.scale * sum(s.mask) for s in samples), sum(s.scale * any(s.mask) for s in samples))
     bonus = config.entropy_coefficient
-    learnt = computed(samples, bonus)
+    learnt = computed_samples(samples, bonus)
     if not learnt:
         return dict(NOTHING)
     sums, counts = dict.fromkeys(SUMS, 0.0), Counter[str]()
@@ -248,8 +247,8 @@ def minibatch_update(
             loss = _loss(part, config, totals)
             value = loss.value
             if config.imitate_spliced:
-                terms = imitation(part.logprobs, part.batch) * config.imitate_spliced
-                imitated = averaged(terms, part.batch, totals, config.aggregate)
+                terms = imitation_loss(part.logprobs, part.batch) * config.imitate_spliced
+                imitated = average(terms, part.batch, totals, config.aggregate)
                 value = value + imitated
                 sums["imitation"] += imitated.item()
             if part.batch.predicted is not None:
@@ -258,13 +257,13 @@ def minibatch_update(
                 sums["echo"] += surprise.item()
             if part.batch.reference_logprobs is not None:
                 terms = kl_terms(part.logprobs, part.batch.reference_logprobs, config.kl_estimator)
-                penalty = averaged(terms.masked_fill(~part.batch.mask, 0.0), part.batch, totals, config.aggregate)
+                penalty = average(terms.masked_fill(~part.batch.mask, 0.0), part.batch, totals, config.aggregate)
                 value = value + config.kl * penalty
                 sums["kl_reference"] += penalty.item()
             if part.entropies is not None:
-                value = value - bonus * averaged(part.entropies, part.batch, totals, config.aggregate)
-                sums["entropy"] += averaged(part.entropies, part.batch, totals, "token").item()
-            refuse_diverged(value.item(), part, name)
+                value = value - bonus * average(part.entropies, part.batch, totals, config.aggregate)
+                sums["entropy"] += average(part.entropies, part.batch, totals, "token").item()
+            check_finite(value.item(), part, name)
             value.backward()
             sums["loss"] += value.item()
             sums["clip_fraction"] += loss.clipped.item()
@@ -276,7 +275,8 @@ def minibatch_update(
     if config.max_kl and sums["kl"] > config.max_kl:
         optimizer.zero_grad()
         return {**figures, "grad_norm": 0.0, "skipped": 1.0}
-    norm = apply(model, optimizer, lr=config.lr if lr is None else lr, max_grad_norm=config.max_grad_norm, batch=name)
+    lr = config.lr if lr is None else lr
+    norm = step_optimizer(model, optimizer, lr=lr, max_grad_norm=config.max_grad_norm, batch=name)
     return {**figures, "grad_norm": norm, "skipped": 0.0}
 
 

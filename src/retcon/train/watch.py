@@ -1,4 +1,4 @@
-"""What the steps so far say about those to come: when a run is over before its steps are, and whether it goes wrong."""
+"""Health of a run: budgets, drift, idling, divergence, step metrics."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from retcon.rollout.loop import NO_CHECKPOINT
 from retcon.train.kernels.forward import Part
 from retcon.train.objective.shaping import is_void, rewards_of
 
-# The alarm for first tries that fail more often than they did: what purification can hide from the reward.
-#
-# With purification a failed first try costs a rollout nothing, so the reward can rise while first tries get worse.
+# Alarm for first tries that fail more often than before, which purification hides from the reward: with it a failed
+# first try costs a rollout nothing, so the reward can rise while first tries get worse.
 
 WINDOW = 10
 """Steps whose first tries are counted together."""
 SIGMAS = 5.0
-"""Standard errors by which a rise must be beyond chance. So many, as every step looks anew, and at the best of all
-windows before: with 4, one run of 200 steps in twenty raises the alarm where nothing drifts, with 5 one in 200."""
+"""Standard errors by which a rise must exceed chance. So many, as every step tests anew, against the best of all
+windows before: with 4, one run of 200 steps in twenty raises a false alarm, with 5 one in 200."""
 TRIES, FAILURES = "first_tries", "first_try_failures"
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """best: the lowest first-try failure rate of WINDOW steps in a row before the last WINDOW. now: that of the last.
-    sigmas: standard errors of their difference that lie between them."""
+    """Drift of first-try failures. best: the lowest rate of WINDOW steps in a row before the last WINDOW. now: the rate
+    of the last. sigmas: their difference in standard errors."""
 
     best: float
     now: float
@@ -46,12 +45,12 @@ class Drift:
         return self.now - self.best
 
     def alarming(self, bound: float) -> bool:
-        """Whether the rate has risen by `bound` or more, and beyond chance; a bound of 0 is none."""
+        """Return whether the rate has risen by `bound` or more, beyond chance; 0 is no bound."""
         return bool(bound) and self.rise >= bound and self.sigmas >= SIGMAS
 
 
-def drift(steps: Sequence[Mapping[str, float | None]]) -> Drift | None:
-    """What has become of first tries over a run's steps so far; None before there are two windows with tries.
+def measure_drift(steps: Sequence[Mapping[str, float | None]]) -> Drift | None:
+    """Measure the drift of first tries; None before there are two windows.
 
     Rates of two windows that share no step are compared as two proportions: their difference over
     √(p (1 - p) (1/n + 1/m)), p that of both together.
@@ -76,12 +75,12 @@ def drift(steps: Sequence[Mapping[str, float | None]]) -> Drift | None:
 Metrics = Mapping[str, float | None]
 
 IDLE = 0.95
-"""Share of groups whose rewards are all equal, from which on a run hardly learns."""
+"""Share of groups with equal rewards from which on a run hardly learns."""
 
 
-class Course:
-    """A run's metrics, step by step, from its first session on: so that what follows from them is the same whether or
-    not the run was interrupted."""
+class RunHealth:
+    """Budgets, idling and drift of a run, from all of its metrics. Earlier sessions count, so that interruptions change
+    nothing."""
 
     def __init__(self, section: RLSection, lines: Sequence[Metrics]) -> None:
         self._section = section
@@ -90,21 +89,21 @@ class Course:
         self._since = 0
 
     def data_since(self, step: int) -> None:
-        """After this step other tasks came, on whose first tries nothing before says anything."""
+        """Start drift and idling anew after this step, which changed the tasks."""
         self._since = step
 
     def add(self, line: Metrics) -> None:
-        """A step is over."""
+        """Add a finished step."""
         self._lines.append(line)
         self._sampled += line.get("sampled_tokens") or 0.0
 
     @property
     def over(self) -> bool:
-        """Whether what the recipe allows the whole run is spent: `rl.max_sampled_tokens`, `rl.max_cpu_seconds`."""
+        """Whether a budget of the run is spent: `rl.max_sampled_tokens` or `rl.max_cpu_seconds`."""
         return self._spent(self._sampled, (self._lines[-1].get("cpu_s") or 0.0) if self._lines else 0.0)
 
     def ends_with(self, made: Metrics, cpu_s: float) -> bool:
-        """Whether the run will be over after the step that these rollouts are of, which has cost so much until now."""
+        """Return whether these rollouts' step spends a budget. cpu_s: the run's cost so far."""
         return self._spent(self._sampled + (made.get("sampled_tokens") or 0.0), cpu_s)
 
     def _spent(self, sampled: float, cpu_s: float) -> bool:
@@ -112,8 +111,8 @@ class Course:
         return bool((tokens and sampled >= tokens) or (seconds and cpu_s >= seconds))
 
     def tell_idling(self, made: Metrics) -> None:
-        """Tells by an IdleWarning, when it begins, that in the last WINDOW steps, these rollouts' among them, hardly a
-        group had rollouts of different rewards: the others have no advantage."""
+        """Warn once (IdleWarning) if hardly a group has different rewards. It counts the last WINDOW steps, with these
+        rollouts; other groups have no advantage."""
         lines = [*self._lines[self._since :], made]
         if not self._idles(lines) or self._idles(lines[:-1]):
             return
@@ -129,11 +128,10 @@ class Course:
         )
 
     def drift_after(self, made: Metrics) -> Metrics:
-        """Metrics of the step that these rollouts are of. first_try_drift: how far the first-try failure rate of the
-        last WINDOW steps lies above the lowest before, on the same tasks (see `drift`), None with too few steps.
-        first_try_alarm: 1 where that is by `rl.drift_alarm` or more and beyond chance, of which a DriftWarning tells
-        when it begins."""
-        found = drift([*self._lines[self._since :], made])
+        """Return drift metrics of these rollouts' step. first_try_drift: first-try failure rate of the last WINDOW
+        steps above the lowest before, on the same tasks (see `measure_drift`), None with too few steps.
+        first_try_alarm: 1 if that is at least `rl.drift_alarm` and beyond chance; a DriftWarning reports its begin."""
+        found = measure_drift([*self._lines[self._since :], made])
         if found is None:
             return {"first_try_drift": None, "first_try_alarm": 0}
         alarm = found.alarming(self._section.drift_alarm)
@@ -156,18 +154,18 @@ class Course:
 
 
 def _mean_over(lines: Sequence[Metrics], name: str) -> float:
-    """Of the steps that have it; 0 where none has, as with groups of one."""
+    """Return a metric's mean over the steps that have it; 0 if none has, as with groups of one."""
     known = [value for line in lines if (value := line.get(name)) is not None]
     return sum(known) / len(known) if known else 0.0
 
 
 NAMED = 5
-"""Samples that a message names at most."""
+"""Most samples that a message names."""
 
 
-def refuse_diverged(loss: float, part: Part, batch: str) -> None:
-    """Raises TrainingDiverged where the loss of a micro-batch is not finite: names the batch, and those of its samples
-    that the model gives no finite log-prob, or whose advantage is none. Nothing of the batch has moved weights."""
+def check_finite(loss: float, part: Part, batch: str) -> None:
+    """Check that a micro-batch's loss is finite, before weights move. Raises TrainingDiverged, which names the batch
+    and the samples with log-probs or advantages that are not finite."""
     if math.isfinite(loss):
         return
     logprobs = torch.isfinite(part.logprobs).all(-1).tolist()
@@ -190,21 +188,21 @@ SPLICED = ("spliced_tokens", "spliced_positive", "spliced_negative", "spliced_we
 def rollout_metrics(
     groups: Sequence[Sequence[Trajectory]], shaped: Callable[[Sequence[Trajectory]], Sequence[float]] = rewards_of
 ) -> dict[str, float | None]:
-    """Metrics of all rollouts of a step, those that selection and masks take out among them; (prompts, G'). shaped:
-    the rewards of a graded group that are compared, as they are then.
+    """Return metrics of a step's rollouts, (prompts, G'), unselected ones included. shaped: returns the compared
+    rewards of a graded group.
 
     reward: mean. reward_std: within a group, mean over groups of two or more; same_reward: share of those whose
     `shaped` rewards are all equal. pass_rate: share with a positive reward. prompt_tokens, response_tokens, turns:
     of a rollout; its response begins with its first turn, and observations are part of it. void_turns: in all (see
-    `is_void`). cut_off: share that ended for want of tokens or turns. raw_failures, failures: failed calls a
+    `is_void`). cut_off: share that ended for lack of tokens or turns. raw_failures, failures: failed calls per
     trajectory, as they happened and after purification. raw_calls: likewise; call_failure_rate: raw_failures in
     raw_calls. first_tries, first_try_failures: in all (see `retcon.core.types`); first_try_failure_rate: the second
     in the first. spliced_share: of the tokens in the loss mask. sampled_tokens: in all, lookaheads and
-    children among them; total_tokens: of the histories, prompts and children among them. repairs by decision: in
+    children included; total_tokens: of the histories, prompts and children included. repairs by decision: in
     all; unaligned: those that are deep, or described without words, only because a call did not begin on a token
     boundary; no_checkpoint: turns in which a tool could not keep its state, so that a failure was or would have been
     left unrepaired. rollouts, infrastructure: made, and lost to faults; purified: those in which a purifier was armed.
-    Means and shares are over graded rollouts alone. None: of no group of two or more, no call, no first try.
+    Means and shares are over graded rollouts alone. None without a group of two or more, a call, a first try.
     """
     made = [t for group in groups for t in group]
     graded = [t for t in made if t.reward is not None]
@@ -241,11 +239,11 @@ def rollout_metrics(
         "purified": sum(t.provenance.purified for t in made),
         **{decision: decisions.count(decision) for decision in DECISIONS},
         "unaligned": sum(repair.reason == UNALIGNED for repair in repairs),
-        "no_checkpoint": sum(_unkept(turn) for t in made for turn in t.own_turns),
+        "no_checkpoint": sum(_lost_state(turn) for t in made for turn in t.own_turns),
     }
 
 
-def _unkept(turn: Turn) -> bool:
+def _lost_state(turn: Turn) -> bool:
     refused = turn.repair is not None and turn.repair.reason.startswith(NO_CHECKPOINT)
     return refused or any(observation.no_checkpoint for observation in turn.observations)
 
@@ -261,15 +259,15 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def branch_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | None]:
-    """Metrics of the rollouts of a step whose strategy lets them branch; (prompts, G').
+    """Return metrics of a step's branching rollouts, (prompts, G').
 
-    branches: rollouts that left another one. branch_points: where they did, several perhaps at one. branch_entropy,
-    branch_entropy_rise: of the turns for which rollouts branched, nats a token, and above that of their first turns,
-    means; branch_surprisal, branch_surprisal_rise: the same where the engine tells no entropies (see
+    branches: rollouts that left another one. branch_points: their places, several perhaps at one. branch_entropy,
+    branch_entropy_rise: of the turns for which rollouts branched, nats a token, and above their first turns, means;
+    branch_surprisal, branch_surprisal_rise: likewise for engines without entropies (see
     `retcon.rollout.strategy.Uncertainty`). entropy_first, entropy_after_tools: of all first turns, and of all turns
-    that followed a tool's answer, as they were sampled first. branch_shared_tokens, branch_shared_calls: tokens and
-    executed calls that branches share with those that they left, in all: none was computed or sampled, or executed,
-    again. None is what nothing is known of.
+    that followed a tool's answer, as first sampled. branch_shared_tokens, branch_shared_calls: tokens and executed
+    calls that branches share with the rollouts that they left, in all, and that were not computed or executed again.
+    None: unknown.
     """
     made = [t for group in groups for t in group]
     branched = [t for t in made if t.branch is not None]
@@ -300,11 +298,11 @@ def _mean_known(values: Iterable[float]) -> float | None:
 
 
 def splice_metrics(samples: Sequence[Sample], config: RLSection) -> dict[str, float | None]:
-    """spliced_tokens: in the loss mask. spliced_positive, spliced_negative: shares of them by the sign of their
-    advantage: the first are what `rl.imitate_spliced` imitates, the second what `rl.mask_negative_spliced` leaves out.
-    spliced_weight: the mean of their weights, 1 where they have none; with `rl.splice_weight = "accept"` the share that
-    is accepted. None where there are none. splice_weights_cut, with `rl.splice_weight`: tokens whose weight is
-    `rl.splice_weight_cap`, or 0 by "accept".
+    """Return metrics of spliced tokens. spliced_tokens: in the loss mask. spliced_positive, spliced_negative: shares by
+    the sign of their advantage: `rl.imitate_spliced` imitates the first, `rl.mask_negative_spliced` masks the second.
+    spliced_weight: the mean of their weights, by default 1; with `rl.splice_weight = "accept"` the accepted share. None
+    without spliced tokens. splice_weights_cut, with `rl.splice_weight`: tokens whose weight is `rl.splice_weight_cap`,
+    or 0 by "accept".
     """
     advantages: list[float] = []
     weights: list[float] = []

@@ -78,7 +78,7 @@ def test_what_purify_left_is_not_to_be_removed(
         else ["demos", "quickstart/cold_start", *FEW, f"model.path={base}", "--out", "clean.jsonl"]
     )
     with pytest.raises(
-        CheckpointError, match=r"clean\.jsonl\.partial is what `retcon purify … -o clean\.jsonl` had"
+        CheckpointError, match=r"clean\.jsonl\.partial is of an interrupted `retcon purify … -o clean\.jsonl`"
     ) as said:
         CliRunner().invoke(app, words, catch_exceptions=False)
     assert "--resume" in str(said.value)
@@ -90,7 +90,7 @@ def test_a_custom_file_beside_it_stays_as_it_is(base: Path, tmp_path: Path) -> N
         (tmp_path / "clean.jsonl.partial").write_text(mine)
         words = sft(base, tmp_path / "run", "demos.kind=teacher", "--demonstrations", tmp_path / "clean.jsonl")
         with pytest.raises(
-            CheckpointError, match=r"clean\.jsonl\.partial is no journal of demonstrations.*another file"
+            CheckpointError, match=r"clean\.jsonl\.partial is not a journal of demonstrations.*another file"
         ):
             CliRunner().invoke(app, words, catch_exceptions=False)
         assert (tmp_path / "clean.jsonl.partial").read_text() == mine

@@ -16,7 +16,7 @@ from retcon.core.errors import RecipeError
 from retcon.rollout.lengths import context_of
 from retcon.store import jsonl
 from retcon.tasks.grading.regrade import find_tasks
-from retcon.train.sft import run_sft, to_sample
+from retcon.train.sft import plan_sampling, run_sft
 from teaching import annotated
 from training import make_base, make_demonstrations
 
@@ -82,7 +82,7 @@ def test_the_trained_model_has_room_for_the_samples_of_its_own_problems(base: Pa
         run_sft(tight, demonstrations, tmp_path / "tight")
     assert not (tmp_path / "tight").exists(), "before there is anything to train"
     with pytest.raises(RecipeError, match="no problem to evaluate on"):
-        to_sample(recipe_of(base, tmp_path, *changes, "task.evaluation_share=0"), base, tmp_path / "run")
+        plan_sampling(recipe_of(base, tmp_path, *changes, "task.evaluation_share=0"), base, tmp_path / "run")
 
 
 def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_it_is_trained(
@@ -91,7 +91,7 @@ def test_samples_that_the_trained_model_has_no_positions_for_are_refused_before_
     demonstrations = make_demonstrations(base, tmp_path / "d.jsonl")
     changes = ("task.evaluation_share=1", "sft.samples=2", "sft.steps=1", "sft.batch=2", "rollout.max_tokens=4000")
     assert (
-        to_sample(recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=96"), base, tmp_path / "run")
+        plan_sampling(recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=96"), base, tmp_path / "run")
         is not None
     )
     wide = recipe_of(base, tmp_path, *changes, "rollout.lookahead_tokens=97")

@@ -27,7 +27,7 @@ from retcon.models.placing import place_training, start_model
 from retcon.rollout.lengths import count_prompt_ids
 from retcon.tasks.types import Task
 from retcon.train import measuring as module
-from retcon.train.measuring import Measured, measure_evaluation, measure_rl, measure_updates
+from retcon.train.measuring import Measurement, measure_evaluation, measure_rl, measure_updates
 from retcon.train.prompts import PromptStream
 from retcon.train.sync import EngineWeights
 from training import Graded, Ones, make_base
@@ -59,7 +59,7 @@ def at(monkeypatch: pytest.MonkeyPatch, *seconds: float, given: float = 60.0) ->
     monkeypatch.setattr(module, "ROLLOUT_SECONDS", given)
 
 
-def told(found: Measured) -> Measured:
+def told(found: Measurement) -> Measurement:
     """What does not hang on the machine."""
     assert found.peak > 2**20
     return replace(found, peak=0)
@@ -85,7 +85,7 @@ def test_updates_are_reckoned_by_the_second_of_two_and_the_mean_of_all_samples(
     recipe = load_recipe(None, [*KEYS, f"lora.rank={rank}"])
     samples = [sample(length) for length in (10, 20, 30)]
     found = measure_updates(recipe, base, place_training(recipe, base), samples, 5)
-    assert told(found) == Measured(None, 100 / 15, True, 100, 0.0, 15.0, 0)
+    assert told(found) == Measurement(None, 100 / 15, True, 100, 0.0, 15.0, 0)
     assert seeds == adapted
     assert [place.device for (place,) in peaks] == ["cpu"]
 
@@ -112,7 +112,7 @@ def test_an_update_is_measured_on_as_many_samples_as_fill_a_micro_batch(
     assert measured[::2] == [(500, [1517]), (408, [998, 260]), (500, [1517])]
 
 
-def planned(base: Path, tasks: Ones, *keys: str) -> Measured:
+def planned(base: Path, tasks: Ones, *keys: str) -> Measurement:
     recipe = load_recipe(None, [*KEYS, *keys])
     stream = PromptStream(recipe, tasks, chat=build_chat(recipe, base, tasks), model="m")
     return told(measure_rl(recipe, base, stream, place_training(recipe, base)))
@@ -140,7 +140,7 @@ def test_a_step_takes_its_rollouts_forward_passes_and_the_updates_of_each_epoch(
     """Of 6 rollouts in 4 s, whose 96 tokens are updated in 2 s, and in 6 s more passed through the model."""
     at(monkeypatch, *ROLLED, *UPDATED, 300.0, 306.0)
     found = planned(base, Ones(), *keys)
-    assert found == Measured(4.0, 2 * 2.0, True, 2 * 96, 6 * written / 4, 48.0, 0, passes * 6.0)
+    assert found == Measurement(4.0, 2 * 2.0, True, 2 * 96, 6 * written / 4, 48.0, 0, passes * 6.0)
     assert found.step_seconds == 4 + 4 + passes * 6
 
 
@@ -154,7 +154,7 @@ def test_a_first_step_that_does_not_end_in_time_is_reckoned_by_its_limit(
     at(monkeypatch, *ROLLED, *UPDATED, given=0.0)
     found = planned(base, Ones(), *keys)
     assert found.rollout_seconds == pytest.approx(made * 16 / 1e-9)
-    assert replace(found, rollout_seconds=0.0) == Measured(0.0, 4.0, False, 2 * 96, 0.0, 48.0, 0)
+    assert replace(found, rollout_seconds=0.0) == Measurement(0.0, 4.0, False, 2 * 96, 0.0, 48.0, 0)
 
 
 def rolled(base: Path, tasks: Graded) -> Any:
@@ -172,7 +172,7 @@ def test_a_first_step_that_faults_take_as_a_whole_is_no_measurement(
         rolled(base, Graded(rewards=((None, None),)))
 
 
-def evaluated(base: Path, problems: int, samples: int, *keys: str) -> Measured:
+def evaluated(base: Path, problems: int, samples: int, *keys: str) -> Measurement:
     recipe = load_recipe(None, [*KEYS, f"evaluate.samples={samples}", *keys])
     return told(measure_evaluation(recipe, base, Ones().evaluation(problems, 0), Ones()))
 
@@ -183,7 +183,7 @@ def test_an_evaluation_that_does_not_end_in_time_is_reckoned_by_its_limit(
     at(monkeypatch, 5.0, 8.0, given=0.0)
     found = evaluated(base, 2, 3)
     assert found.rollout_seconds == pytest.approx(16 / 1e-9)
-    assert replace(found, rollout_seconds=0.0) == Measured(0.0, 0.0, False, 0, 0.0, 0.0, 0)
+    assert replace(found, rollout_seconds=0.0) == Measurement(0.0, 0.0, False, 0, 0.0, 0.0, 0)
 
 
 def test_an_engine_that_counts_nothing_cannot_be_measured(base: Path) -> None:

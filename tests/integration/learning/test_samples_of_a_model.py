@@ -14,7 +14,7 @@ from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
-from retcon.train.sft import Samples, ToSample, sample_final, to_sample
+from retcon.train.sft import SamplingPlan, SamplingResult, plan_sampling, sample_final
 from training import Graded, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -29,8 +29,8 @@ def test_samples_are_named_after_the_last_step_and_drawn_as_the_evaluation_is(tm
         evaluate={"seed": 9}, run={"seed": 5},
     )  # fmt: skip
     family, run = Graded(rewards=((1.0,), (-1.0,), (None,)), system="Be brief."), RunFolder(tmp_path)
-    found = sample_final(ToSample(recipe, family, tuple(family.evaluation(3, 0))), run)
-    assert found == Samples(passed=1, total=3, lost=1, file=run.trajectories(7))
+    found = sample_final(SamplingPlan(recipe, family, tuple(family.evaluation(3, 0))), run)
+    assert found == SamplingResult(passed=1, total=3, lost=1, file=run.trajectories(7))
     made = list(jsonl.read(found.file))
     assert [one.id for one in made] == [f"ones/evaluation/{n}/7/0" for n in range(3)]
     assert [one.provenance.seed for one in made] == [derive("rollout", 9, 7, one.task, 0) for one in made]
@@ -42,6 +42,6 @@ def test_a_grader_that_cannot_be_had_is_reported_before_there_is_a_model_to_samp
     base, problems = make_base(tmp_path / "base"), tmp_path / "problems.jsonl"
     problems.write_text(json.dumps({"question": "What is 6 times 7?", "answer": "42"}) + "\n")
     keys = ("task.kind=file", f"task.path={problems}", "task.evaluation_share=1", "sft.samples=1")
-    assert to_sample(load_recipe(None, keys), base, tmp_path / "run") is not None
+    assert plan_sampling(load_recipe(None, keys), base, tmp_path / "run") is not None
     with pytest.raises(RecipeError, match="grader judge: url: Field required"):
-        to_sample(load_recipe(None, [*keys, "task.grader=judge"]), base, tmp_path / "run")
+        plan_sampling(load_recipe(None, [*keys, "task.grader=judge"]), base, tmp_path / "run")

@@ -26,7 +26,7 @@ from retcon.train.datasets.preferences import Preference
 from retcon.train.dpo import dpo_step
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.sft import mean_loss, run_sft, sft_step, split
+from retcon.train.sft import mean_loss, run_sft, sft_step, split_validation
 from training import make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -100,17 +100,17 @@ def test_a_step_drops_out_whatever_was_measured_before(rates: tuple[float, float
 
 def test_a_share_is_held_out_by_content_and_seed() -> None:
     samples = [sample(9, 4, n) for n in range(20)]
-    learnt, held = split(samples, 0.3, 0)
+    learnt, held = split_validation(samples, 0.3, 0)
     assert (len(learnt), len(held)) == (14, 6)
     assert {s.ids for s in learnt}.isdisjoint(s.ids for s in held)
-    assert split(samples[::-1], 0.3, 0)[1] == held[::-1], "whatever their order in the file"
-    assert split(samples, 0.3, 1)[1] != held
-    assert [len(side) for side in split(samples, 0.01, 0)] == [19, 1], "one at least"
-    assert [len(side) for side in split(samples, 0.0, 0)] == [20, 0]
-    twice, held_twice = split([*samples, *samples], 0.3, 0)
+    assert split_validation(samples[::-1], 0.3, 0)[1] == held[::-1], "whatever their order in the file"
+    assert split_validation(samples, 0.3, 1)[1] != held
+    assert [len(side) for side in split_validation(samples, 0.01, 0)] == [19, 1], "one at least"
+    assert [len(side) for side in split_validation(samples, 0.0, 0)] == [20, 0]
+    twice, held_twice = split_validation([*samples, *samples], 0.3, 0)
     assert {s.ids for s in twice}.isdisjoint(s.ids for s in held_twice), "those that are alike are on one side"
     with pytest.raises(RecipeError, match=r"sft\.validation_share = 0\.3: of 2 demonstrations none is left"):
-        split(samples[:1] * 2, 0.3, 0)
+        split_validation(samples[:1] * 2, 0.3, 0)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_a_share_that_leaves_nothing_to_learn_from_is_refused_before_there_is_a_
 ) -> None:
     """Else the folder would be that of a run with this share, and refuse another."""
     jsonl.write(tmp_path / "one.jsonl", islice(jsonl.read(world / "demonstrations.jsonl"), 1))
-    with pytest.raises(RecipeError, match="of 1 demonstration none is left to learn from"):
+    with pytest.raises(RecipeError, match="of 1 demonstration none is left for training"):
         run_sft(small_recipe(world / "base", sft={"validation_share": 0.5}), tmp_path / "one.jsonl", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -166,7 +166,7 @@ def test_what_is_held_out_is_measured_and_never_learnt(
     assert learnt.isdisjoint(held)
     assert len(held) >= 2
     assert learnt | held == ids
-    assert held == {s.ids for s in split(plain, 0.3, 0)[1]}, "by the seed of the run"
+    assert held == {s.ids for s in split_validation(plain, 0.3, 0)[1]}, "by the seed of the run"
     assert all("validation_loss" in line for line in lines)
 
 

@@ -21,8 +21,8 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.objective.credit import weighed_by_entropy
-from retcon.train.objective.loss import Totals, averaged
+from retcon.train.objective.credit import weigh_by_entropy
+from retcon.train.objective.loss import Totals, average
 from retcon.train.update import to_samples, update
 
 pytestmark = pytest.mark.torch
@@ -89,15 +89,15 @@ def test_imitation_makes_splices_of_right_rollouts_likelier_and_is_averaged_as_t
     weights = torch.where(batch.spliced, 0.25 * batch.advantages.clamp(min=0), batch.advantages)
 
     def value(logprobs: Tensor) -> Tensor:
-        return averaged(-weights * logprobs, batch, Totals.of(batch.mask), config.aggregate)
+        return average(-weights * logprobs, batch, Totals.of(batch.mask), config.aggregate)
 
     found = assert_a_step_down(model, samples, config, value)
     assert found["imitation"] is not None
     with torch.no_grad():
         spliced = (-weights * logprobs_of(model, samples)).masked_fill(~(batch.spliced & batch.mask), 0.0)
-        imitated = averaged(spliced, batch, Totals.of(batch.mask), config.aggregate).item()
+        imitated = average(spliced, batch, Totals.of(batch.mask), config.aggregate).item()
         policy = torch.where(batch.spliced | ~batch.mask, 0.0, -batch.advantages)
-        left = averaged(policy, batch, Totals.of(batch.mask), config.aggregate).item()
+        left = average(policy, batch, Totals.of(batch.mask), config.aggregate).item()
     assert found["imitation"] == pytest.approx(imitated, rel=1e-4)
     assert found["loss"] == pytest.approx(left + imitated, rel=1e-4)
 
@@ -114,10 +114,10 @@ def test_the_penalty_draws_towards_the_reference_and_is_averaged_as_the_loss(alg
 
     def penalty(logprobs: Tensor) -> Tensor:
         terms = (logprobs - theirs).square() / 2
-        return averaged(terms, batch, Totals.of(batch.mask), config.aggregate)
+        return average(terms, batch, Totals.of(batch.mask), config.aggregate)
 
     def value(logprobs: Tensor) -> Tensor:
-        policy = averaged(-batch.advantages * logprobs, batch, Totals.of(batch.mask), config.aggregate)
+        policy = average(-batch.advantages * logprobs, batch, Totals.of(batch.mask), config.aggregate)
         return policy + 0.5 * penalty(logprobs)
 
     found = assert_a_step_down(model, samples, config, value, reference)
@@ -128,8 +128,8 @@ def test_the_penalty_draws_towards_the_reference_and_is_averaged_as_the_loss(alg
 def test_entropies_are_compared_among_tokens_of_rollouts_that_are_learnt_from() -> None:
     model = made(0)
     one, flat, void = sampled(model, (9, 4, 1.0, 0), (12, 6, 0.0, 0), (7, 0, 1.0, 0))
-    (alone,) = weighed_by_entropy(model, [one], Computing(), 0.5)
-    among = weighed_by_entropy(model, [flat, one, void], Computing(), 0.5)
+    (alone,) = weigh_by_entropy(model, [one], Computing(), 0.5)
+    among = weigh_by_entropy(model, [flat, one, void], Computing(), 0.5)
     assert among[0] is flat
     assert among[2] is void
     assert alone.weights is not None

@@ -25,7 +25,7 @@ from retcon.tasks.types import Task
 from retcon.train import rl
 from retcon.train.kernels.computing import Computing
 from retcon.train.objective.advantage import grpo
-from retcon.train.prompts import Drawn, selection_metrics, to_train
+from retcon.train.prompts import StepGroups, groups_to_train, selection_metrics
 from retcon.train.rl import draw_groups, run_rl
 from training import Graded, make_base, small_recipe
 
@@ -189,7 +189,7 @@ class Stream:
         return [(next(self._tasks), next(self._groups)) for _ in range(wanted)]
 
 
-def drawn(stream: Stream, step: int = 1) -> Drawn:
+def drawn(stream: Stream, step: int = 1) -> StepGroups:
     given: Any = stream
     return asyncio.run(draw_groups(given, step=step))
 
@@ -261,7 +261,7 @@ def test_a_group_whose_rewards_differ_by_a_masked_one_alone_is_drawn_again(in_ba
     stream = Stream(recipe, cut_off(group(1, 1, 1, -1), 3), group(1, 1, -1, -1))
     found = drawn(stream)
     assert [wanted for wanted, _ in stream.asked] == asked
-    assert selection_metrics(recipe, found)["kept"] == len(to_train(recipe, found)[0]) == 4
+    assert selection_metrics(recipe, found)["kept"] == len(groups_to_train(recipe, found)[0]) == 4
 
 
 def test_selection_chooses_among_the_rollouts_that_are_not_masked() -> None:
@@ -277,5 +277,5 @@ def test_a_step_whose_rollouts_are_all_masked_is_no_fault() -> None:
     recipe = Recipe.model_validate({"rl": MASKED, "select": {"dynamic": False}})
     found = drawn(Stream(recipe, cut_off(group(-1, -1, -1, -1), 0, 1, 2, 3)))
     told = selection_metrics(recipe, found)
-    assert to_train(recipe, found) == []
+    assert groups_to_train(recipe, found) == []
     assert (told["kept"], told["groups_skipped"], told["groups_flat"]) == (0, 1, 0)

@@ -16,20 +16,13 @@ from retcon.config.schema import ComputeSection
 from retcon.core.errors import RecipeError
 from retcon.core.types import Sample
 from retcon.engine.local.attention import forward
-from retcon.engine.local.forward import Invariance, Step, Stretch, plan
-from retcon.engine.local.machine import attend_without_cudnn, free_memory
+from retcon.engine.local.forward import Chunk, Invariance, Step, plan_forward
+from retcon.engine.local.machine import disable_cudnn, free_memory
 from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import SamplingParams
 from retcon.models import devices
-from retcon.models.devices import (
-    Gpu,
-    Machine,
-    Placement,
-    choose,
-    crowding,
-    supports,
-)
+from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, supports_dtype
 from retcon.planning.needs import free_on
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
@@ -61,7 +54,7 @@ def test_micro_batches_are_as_large_as_suits_the_gpu(
     gib: int, tokens: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SmolLM2-135M keeps 1.1 MB of a token: 16,384 took 17 of an H100's GiB, optimiser and rollouts aside."""
-    monkeypatch.setattr(devices, "supports", lambda _device, _dtype: True)  # this torch knows no CUDA
+    monkeypatch.setattr(devices, "supports_dtype", lambda _device, _dtype: True)  # this torch knows no CUDA
     machine = Machine("Some CPU", 1.0, 4, (Gpu("NVIDIA A", True, gib * 2**30),))
     found = chosen(machine, SMOLLM2)
     assert (found.micro_batch_tokens, found.logits_chunk, found.hints) == (tokens, 2**chunk, ())
@@ -89,7 +82,7 @@ def test_a_gpu_that_is_not_there_is_refused_with_those_that_are() -> None:
 
 def test_a_gpu_computes_in_bfloat16_where_it_has_units_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Others imitate it, slowly."""
-    monkeypatch.setattr(devices, "supports", lambda device, dtype: device.startswith("cuda"))  # which this one is not
+    monkeypatch.setattr(devices, "supports_dtype", lambda device, dtype: device.startswith("cuda"))  # not this one
     machine = Machine("Some CPU", 2.1, 4, (Gpu("NVIDIA A", True), Gpu("NVIDIA T4", False)))
     found = [chosen(machine, Qwen3Config(hidden_size=2048), device=device) for device in ("auto", "cuda", "cuda:1")]
     assert [(one.device, one.name, one.dtype, one.rollout_dtype) for one in found] == [
@@ -102,8 +95,8 @@ def test_a_gpu_computes_in_bfloat16_where_it_has_units_for_it(monkeypatch: pytes
 
 
 def test_a_dtype_that_torch_lacks_on_a_device() -> None:
-    assert all(supports("cpu", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
-    assert not supports("cpu", torch.float8_e4m3fn)
+    assert all(supports_dtype("cpu", dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16))
+    assert not supports_dtype("cpu", torch.float8_e4m3fn)
 
 
 def test_attention_goes_by_the_model() -> None:
@@ -190,7 +183,7 @@ def test_a_training_step_lies_on_the_models_device(faked: pytest.MonkeyPatch, co
     # no values can be compared there
     faked.setattr("retcon.train.kernels.forward._packs_alike", lambda _: True)
     for module in ("forward", "logprobs"):
-        faked.setattr(f"retcon.train.kernels.{module}.head_of", lambda model: (model.get_output_embeddings(), 1.0))
+        faked.setattr(f"retcon.train.kernels.{module}.output_head", lambda model: (model.get_output_embeddings(), 1.0))
     faked.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     faked.setattr(torch, "is_autocast_enabled", lambda _: False)
     with forwards(model(), ALIKE, computing, entropies=True) as parts:
@@ -212,10 +205,10 @@ def test_a_forward_of_the_engine_lies_on_the_models_device(faked: pytest.MonkeyP
         for steps, stretches in (
             ([Step(first, (3,), 5), Step(second, (4,), 9)], []),
             ([Step(first, (3, 4), 5), Step(third, (4,), 9)], []),
-            ([Step(second, (4,), 9)], [Stretch(first, 0, stretch, 1), Stretch(third, 5, stretch, 1)]),
+            ([Step(second, (4,), 9)], [Chunk(first, 0, stretch, 1), Chunk(third, 5, stretch, 1)]),
         ):
             for planned in (Wants(replays=False), Wants(replays=True)):
-                logits = forward(policy, plan(steps, stretches, planned, ELSEWHERE))
+                logits = forward(policy, plan_forward(steps, stretches, planned, ELSEWHERE))
                 assert (logits.device, logits.dtype) == (ELSEWHERE, dtype)
         memory.copy([(first, second, 5)])
         memory.compact([third], 0.75)
@@ -239,7 +232,7 @@ def test_gpus_attend_without_cudnn() -> None:
     before = torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.backends.cuda.enable_cudnn_sdp(True)
-        attend_without_cudnn.__wrapped__()
+        disable_cudnn.__wrapped__()
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(before)

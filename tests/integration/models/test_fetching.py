@@ -108,11 +108,11 @@ def test_a_wheel_that_was_changed_is_refused(index: tuple[Path, str], tmp_path: 
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a hub with one model, acme/tiny, and OTHERS beside it."""
-    from retcon.models.gguf import convert
+    from retcon.models.gguf import convert_gguf
 
     place = tmp_path_factory.mktemp("hub")
     (place / "files").mkdir()
-    convert(write_gguf(place / "tiny.gguf", tiny("qwen3")), place / "files")
+    convert_gguf(write_gguf(place / "tiny.gguf", tiny("qwen3")), place / "files")
     (place / "files" / "weights.bin").write_bytes(b"another format")
     files = {p.name: p.read_bytes() for p in (place / "files").iterdir()}
     files |= dict.fromkeys(OTHERS, b"{}")

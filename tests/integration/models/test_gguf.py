@@ -21,7 +21,7 @@ from ggufs import KINDS, TOKENS, gguf, tiny, write_gguf
 from retcon.chat.template import read_template
 from retcon.chat.tokenizer import load_tokenizer
 from retcon.core.errors import CheckpointError
-from retcon.models.gguf import architectures, convert, tokenizer_of
+from retcon.models.gguf import architectures, convert_gguf, tokenizer_of
 
 pytestmark = pytest.mark.torch
 REAL = Path(__file__).parents[4] / "shared" / "data" / "tokenizers"
@@ -30,7 +30,7 @@ REAL = Path(__file__).parents[4] / "shared" / "data" / "tokenizers"
 def converted(tmp_path: Path, kind: str = "llama", *, model: PreTrainedModel | None = None, **fields: Any) -> Path:
     folder = tmp_path / "folder"
     folder.mkdir()
-    convert(write_gguf(tmp_path / "tiny.gguf", model or tiny(kind), **fields), folder)
+    convert_gguf(write_gguf(tmp_path / "tiny.gguf", model or tiny(kind), **fields), folder)
     return folder
 
 
@@ -56,7 +56,7 @@ def test_quantised_weights_are_what_they_stand_for(tmp_path: Path) -> None:
     scales = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     expected = (scales * blocks[:, 2:].view(np.int8)).reshape(32, 64)
     (tmp_path / "folder").mkdir()
-    convert(file, tmp_path / "folder")
+    convert_gguf(file, tmp_path / "folder")
     got = load_file(tmp_path / "folder" / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].numpy()
     assert np.array_equal(got, expected)
     assert np.abs(got - model.model.layers[0].mlp.down_proj.weight.detach().numpy()).max() < 0.01
@@ -125,7 +125,7 @@ def test_a_tokenizer_beside_the_file_goes_first(tmp_path: Path) -> None:
     other["pre_tokenizer"]["pretokenizers"] = other["pre_tokenizer"]["pretokenizers"][1:]
     (tmp_path / "tokenizer.json").write_text(json.dumps(other))
     (tmp_path / "second").mkdir()
-    convert(tmp_path / "tiny.gguf", tmp_path / "second")
+    convert_gguf(tmp_path / "tiny.gguf", tmp_path / "second")
     assert json.loads((tmp_path / "second" / "tokenizer.json").read_text()) == other
 
 
@@ -181,7 +181,7 @@ def test_a_tensor_that_lacks_is_missed(tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(CheckpointError, match=r"LlamaForCausalLM needs model\.layers\.1\.mlp\.up_proj\.weight"):
-        convert(write_gguf(tmp_path / "odd.gguf", model), folder)
+        convert_gguf(write_gguf(tmp_path / "odd.gguf", model), folder)
 
 
 SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -256,11 +256,11 @@ def test_a_broken_file_is_refused_by_name(content: bytes, tmp_path: Path) -> Non
     file = tmp_path / "broken.gguf"
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"broken\.gguf cannot be read as a GGUF file"):
-        convert(file, tmp_path)
+        convert_gguf(file, tmp_path)
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "short.gguf", tiny("llama"))
     file.write_bytes(file.read_bytes()[:-500])
     with pytest.raises(CheckpointError, match=r"short\.gguf cannot be read as a GGUF file: .* it is truncated"):
-        convert(file, tmp_path)
+        convert_gguf(file, tmp_path)

@@ -22,7 +22,7 @@ from retcon.cli.app import app
 from retcon.core.errors import CheckpointError
 from retcon.engine.kinds.vllm import dtype_of
 from retcon.models.checking import check_model_folder
-from retcon.models.gguf import convert
+from retcon.models.gguf import convert_gguf
 from retcon.models.loading import empty_model, load_config, load_model
 from retcon.models.locating import BASE, HOME, locate, models_folder
 from retcon.rollout.lengths import UNKNOWN_CONTEXT, context_of
@@ -36,7 +36,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("models")
     folder = place / "whole"
     folder.mkdir()
-    convert(write_gguf(place / "tiny.gguf", tiny("llama")), folder)
+    convert_gguf(write_gguf(place / "tiny.gguf", tiny("llama")), folder)
     return folder
 
 

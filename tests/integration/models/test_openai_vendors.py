@@ -18,7 +18,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, SandboxUnavailable
 from retcon.core.types import Trajectory, ids_of
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import StandIn
+from retcon.engine.openai.messages import SurrogateTokenizer
 from retcon.engine.types import SamplingParams
 from retcon.evaluate.runner import run_evaluation
 from retcon.models.locating import locate
@@ -30,7 +30,7 @@ from retcon.tools.scripted import ScriptedTool
 from servers.answering import Answer, Asked, Reply, Server, python, said, serving
 
 TASK = Task("t", "What is 6 times 7?", "42")
-TOKENIZER = StandIn(ByteTokenizer(), "bytes")
+TOKENIZER = SurrogateTokenizer(ByteTokenizer(), "bytes")
 
 
 def engine_of(url: str, **about: Any) -> OpenAIEngine:
@@ -310,7 +310,7 @@ def test_requests_refused_at_once_keep_max_tokens_under_its_new_name() -> None:
 
 def generate(url: str, *asked: SamplingParams) -> None:
     """One generation with each of these parameters, by an engine at `url`."""
-    tokenizer = StandIn(ByteTokenizer(), "bytes")
+    tokenizer = SurrogateTokenizer(ByteTokenizer(), "bytes")
     ids: Sequence[int] = ids_of(Chat(tokenizer, style="retcon.engine.openai.messages:NATIVE").prompt("hello"))
 
     async def main() -> None:

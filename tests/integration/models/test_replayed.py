@@ -16,10 +16,10 @@ import torch
 from engines import MAX_LEN, assert_exact, make_model, model_of
 from retcon.engine.local import engine as local_engine
 from retcon.engine.local import graphs, scheduler
-from retcon.engine.local.decoder import Decoder, decoder_for
+from retcon.engine.local.decoder import Decoder, choose_decoder
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.forward import Invariance, Kept, Step, fixed
-from retcon.engine.local.graphs import Replayed
+from retcon.engine.local.forward import Invariance, Output, Step, fixed_plan
+from retcon.engine.local.graphs import GraphDecoder
 from retcon.engine.local.slabs import KeysAndValues, Memory
 from retcon.engine.types import Generation, SamplingParams
 
@@ -35,7 +35,7 @@ class Again:
         self.recorded = self.replayed = 0
         self.wrong = wrong
 
-    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+    def __call__(self, run: Callable[[], Output]) -> tuple[Replay, Output]:
         self.recorded += 1
         kept = run()
         kept = replace(kept, states=kept.states.clone())
@@ -47,7 +47,7 @@ class Again:
         return replay, kept
 
 
-class Undrafted(Replayed):
+class Undrafted(GraphDecoder):
     """As on a GPU, where nothing is drafted."""
 
     @property
@@ -57,17 +57,17 @@ class Undrafted(Replayed):
 
 def engine_with(
     monkeypatch: pytest.MonkeyPatch,
-    record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]],
+    record: Callable[[Callable[[], Output]], tuple[Replay, Output]],
     model: Any,
     keeps: int = 0,
 ) -> LocalEngine:
     """keeps: bytes of slabs that stay when keys and values are forgotten."""
 
     def made(*given: object) -> Decoder:
-        return Undrafted(decoder_for(*given), record, lambda: tuple(p.data_ptr() for p in model.parameters()))  # type: ignore[arg-type]
+        return Undrafted(choose_decoder(*given), record, lambda: tuple(p.data_ptr() for p in model.parameters()))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(local_engine, "decoder_for", made)
-    monkeypatch.setattr(local_engine, "kept_at_rest", lambda _: keeps)
+    monkeypatch.setattr(local_engine, "choose_decoder", made)
+    monkeypatch.setattr(local_engine, "resting_bytes", lambda _: keeps)
     return LocalEngine(model, max_len=MAX_LEN)
 
 
@@ -161,7 +161,7 @@ class Once:
     def __init__(self) -> None:
         self._results: list[ref[Any]] = []
 
-    def __call__(self, run: Callable[[], Kept]) -> tuple[Replay, Kept]:
+    def __call__(self, run: Callable[[], Output]) -> tuple[Replay, Output]:
         kept = run()
         self._results.append(ref(kept.states))
         return lambda: None, kept
@@ -225,8 +225,8 @@ class Echo:
 
     invariance, about, replays = Invariance(), "", False
 
-    def __call__(self, plan: Any) -> Kept:
-        return Kept(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
+    def __call__(self, plan: Any) -> Output:
+        return Output(plan.ids.index_select(0, plan.keep)[:, None].float(), lambda states: states, 1)
 
     def feeds(self, decoding: bool, full: bool) -> bool:
         return True
@@ -244,25 +244,25 @@ def test_of_too_many_forms_those_long_out_of_use_go(monkeypatch: pytest.MonkeyPa
     place, again = memory.take(1024), Again()
     assert place is not None
 
-    replayed = Replayed(Echo(), again, lambda: None)
+    replayed = GraphDecoder(Echo(), again, lambda: None)
     recorded = []
     for length in (*[100] * 3, *[200] * 3, 100, *[400] * 3, 100, 200, 200, 200, 400):
-        said = replayed(fixed([Step(place, (length,), length)], device)).states
+        said = replayed(fixed_plan([Step(place, (length,), length)], device)).states
         assert said.tolist() == [[length]]
         recorded.append(again.recorded)
     assert recorded == [0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4]
 
 
-def refuse(_: Callable[[], Kept]) -> tuple[Replay, Kept]:
+def refuse(_: Callable[[], Output]) -> tuple[Replay, Output]:
     raise RuntimeError("operation not permitted when stream is capturing\nmore of it")
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
-    [(refuse, "operation not permitted when stream is capturing"), (Again(wrong=3.0), "do not give what the forward")],
+    [(refuse, "operation not permitted when stream is capturing"), (Again(wrong=3.0), "do not give the results")],
 )
 def test_what_cannot_be_replayed_is_computed(
-    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Kept]], tuple[Replay, Kept]], said: str
+    monkeypatch: pytest.MonkeyPatch, record: Callable[[Callable[[], Output]], tuple[Replay, Output]], said: str
 ) -> None:
     plain = converse(LocalEngine(model_of("qwen3"), max_len=MAX_LEN))
     engine = engine_with(monkeypatch, record, model_of("qwen3"))

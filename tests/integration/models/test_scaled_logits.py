@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Sample
-from retcon.models.placing import OwnHead, check_logits, head_of
+from retcon.models.placing import OwnHead, check_logits, output_head
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -88,10 +88,10 @@ def test_logprobs_entropies_and_their_gradient_are_the_models_own(kind: str) -> 
 @pytest.mark.parametrize("kind", SCALED)
 def test_without_a_known_factor_the_model_itself_makes_its_logits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = made(kind, **SCALED[kind])
-    assert isinstance(head_of(model)[0], OwnHead) is (kind in OWN)
-    monkeypatch.setattr("retcon.models.placing.factor", lambda config: 1.0)
+    assert isinstance(output_head(model)[0], OwnHead) is (kind in OWN)
+    monkeypatch.setattr("retcon.models.placing.logit_scale", lambda config: 1.0)
     check_logits(model, "a folder")
-    assert isinstance(head_of(model)[0], OwnHead)
+    assert isinstance(output_head(model)[0], OwnHead)
 
 
 class Shuffled(Qwen3ForCausalLM):

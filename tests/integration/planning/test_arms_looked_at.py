@@ -26,7 +26,7 @@ from retcon.store.whole import lock_folder
 from retcon.tasks.registry import evaluation_tasks
 from retcon.tasks.types import fingerprint_of
 from retcon.train import stages as ready
-from retcon.train.stages import unready
+from retcon.train.stages import find_obstacles
 from training import make_base
 
 pytestmark = pytest.mark.torch
@@ -85,15 +85,15 @@ def test_an_arm_that_is_added_once_its_problems_or_the_model_are_others_is_refus
     made = check_same_inputs(plan.targets)
     asked = [("second", second.given, second.overrides, str(model), True, str(second.makes.parent))]
     then = {"second": [(what, value, str(by)) for (what, _), (value, by) in made.items()]}
-    assert list(unready(asked, then)) == []
+    assert list(find_obstacles(asked, then)) == []
 
     data.write_text("".join(json.dumps({**row, "answer": "7"}) + "\n" for row in rows))
-    with pytest.raises(NotReady, match=rf"cleaner, seed 0 .*: {measured.makes} is of other problems: .* --out"):
+    with pytest.raises(NotReady, match=rf"cleaner, seed 0 .*: {measured.makes} has other problems: .* --out"):
         check_trainable([second], made)
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     make_base(model, positions=600)
-    ((_, why, refused),) = unready(asked, then)
-    assert why.startswith(f"{first.makes.parent} is of other weights: ")
+    ((_, why, refused),) = find_obstacles(asked, then)
+    assert why.startswith(f"{first.makes.parent} has other weights: ")
     assert refused
 
 
@@ -139,7 +139,7 @@ def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_sti
         if out.name == "large" and needs == 2:
             raise RecipeError(f"{stage} of {out.name} takes too much")
 
-    monkeypatch.setattr(ready, "get_ready", get_ready)
+    monkeypatch.setattr(ready, "prepare_run", get_ready)
     monkeypatch.setattr(ready, "check_fits_later", hopeless)
     rates = "select.pass_rates=rates.jsonl"
     asked = [
@@ -149,7 +149,7 @@ def test_what_is_in_the_way_of_each_is_reported_and_the_others_are_looked_at_sti
             ("own rates", True, rates),
         ]
     ]  # fmt: skip
-    assert list(unready(asked)) == [
+    assert list(find_obstacles(asked)) == [
         ("refused", "no such tasks", True), ("broken", "KeyError: 'of its own'", False),
         ("large", "the second of large takes too much", True),
     ]  # fmt: skip

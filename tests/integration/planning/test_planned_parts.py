@@ -66,7 +66,7 @@ def test_keys_and_values_that_may_stay_on_a_gpu_stand_beside_updates(
 ) -> None:
     """Of a budget that is larger than what may stay, so much may be taken and stay."""
     monkeypatch.setattr(module, "free_on", lambda _: 1000 * MIB)
-    monkeypatch.setattr(module, "kept_at_rest", lambda _: 4 * MIB)
+    monkeypatch.setattr(module, "resting_bytes", lambda _: 4 * MIB)
     recipe = load_recipe(None, [CPU, f"compute.kv_memory_mb={mib}"])
     place = replace(place_training(recipe, base), device="cuda:0")
     for work, found in (("rl", (always, rollouts)), ("eval", (0, mib))):

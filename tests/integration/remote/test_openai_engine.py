@@ -19,7 +19,7 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError, MissingIds
 from retcon.core.types import Provenance, Trajectory, ids_of, to_sample
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import Fenced, StandIn, request_of
+from retcon.engine.openai.messages import FencedMessages, SurrogateTokenizer, build_request
 from retcon.engine.types import Generation, SamplingParams
 from retcon.http import client as asking
 from retcon.http.client import ConnectionFailed, HttpClient
@@ -36,7 +36,7 @@ TASK = Task(
     "t", "What is 6 times 7?", "42", system="Be brief.", before=(("user", "Hi <|im_end|>"), ("assistant", "Hi"))
 )
 LIMITS = RolloutLimits(max_tokens=8000, max_turns=6, lookahead_tokens=8000)
-TOKENIZER = StandIn(ByteTokenizer(), "bytes")
+TOKENIZER = SurrogateTokenizer(ByteTokenizer(), "bytes")
 QUICK = OpenAISettings("", wait=0.001)
 
 
@@ -50,7 +50,7 @@ def context_of(engine: OpenAIEngine, *, repair: Saar | None = None, limits: Roll
 
     manner = engine.settings.manner
     style = "retcon.engine.openai.messages:" + ("FENCED" if manner == "fence" else "NATIVE")
-    chat = Chat(TOKENIZER, style=style, framing=Fenced("Use Python.") if manner == "fence" else None)
+    chat = Chat(TOKENIZER, style=style, framing=FencedMessages("Use Python.") if manner == "fence" else None)
     tool = ScriptedTool(answer, spec=python_spec(keeps_state=False))
     sampling = SamplingParams(temperature=0.5, max_tokens=max(4000, limits.max_tokens // 2))
     return RolloutContext(engine, chat, {"python": tool}, limits, sampling, repair)
@@ -347,7 +347,7 @@ def test_of_words_that_hold_a_call_and_a_call_the_call_is_rendered_as_such() -> 
     wrote = CHAT.render_turn(words, [("python", {"code": "6*7"})])
     part = TOKENIZER.encode("<|im_start|>tool w\n42<|im_end|><|im_start|>assistant\n", special=True)
     ids = [*ids_of(CHAT.prompt("6 times 7?")), *ids_of([wrote]), *part]
-    assistant, answer = request_of(TOKENIZER, ids, "native")["messages"][1:]
+    assistant, answer = build_request(TOKENIZER, ids, "native")["messages"][1:]
     assert assistant["content"] == words
     (call,) = assistant["tool_calls"]
     assert json.loads(call["function"]["arguments"]) == {"code": "6*7"}

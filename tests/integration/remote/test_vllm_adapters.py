@@ -143,7 +143,7 @@ def refusal(*keys: str) -> Callable[[], None]:
 def test_what_a_recipe_cannot_mean_is_refused_before_work(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"engine\.lora gives servers adapters, and lora\.rank is 0"):
         refusal("engine.lora=true")()
-    with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*nowhere is no folder"):
+    with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*nowhere is not a writable folder"):
         refusal(f"engine.weights_folder={tmp_path / 'nowhere'}")()
     (tmp_path / "file").touch(0o777)
     with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*file is no folder"):

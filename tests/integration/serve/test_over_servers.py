@@ -14,7 +14,7 @@ pytest.importorskip("starlette", reason="serving needs the [serve] extra")
 from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import StandIn
+from retcon.engine.openai.messages import SurrogateTokenizer
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.rollout.context import RolloutLimits
 from servers import answering
@@ -30,7 +30,7 @@ def test_a_conversation_that_the_server_has_no_room_for_is_refused_as_it_refuses
     long = answering.Answer({"error": {"message": "8 tokens too many", "code": "context_length_exceeded"}}, 400)
 
     async def main(server: answering.Server) -> None:
-        standin = StandIn(ByteTokenizer(), "bytes")
+        standin = SurrogateTokenizer(ByteTokenizer(), "bytes")
         engine = OpenAIEngine(OpenAISettings(server.url, attempts=1), standin)
         context = replace(context_of(engine), chat=Chat(standin, style="retcon.engine.openai.messages:NATIVE"))
         async with engine.connected(), serving(context) as url, httpx.AsyncClient(base_url=url, timeout=120) as http:

@@ -16,7 +16,7 @@ from engines import MAX_LEN, TOKENIZER, model_of, prompts
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.engine.threaded import Threaded
+from retcon.engine.threaded import ThreadedEngine
 from retcon.engine.types import Generation, Generator, SamplingParams
 from servers.agent import MODEL, context_of, serving, user
 
@@ -48,7 +48,7 @@ def test_health_is_answered_while_a_forward_runs() -> None:
     async def main() -> None:
         forward = Forward()
         async with (
-            Threaded(forward) as engine,
+            ThreadedEngine(forward) as engine,
             serving(context_of(engine)) as url,
             httpx.AsyncClient(base_url=url, timeout=2 * PATIENCE) as http,
         ):
@@ -90,7 +90,7 @@ def test_a_model_gives_the_same_bits_as_in_its_callers_thread() -> None:
             return await answers(engine)
 
     async def there() -> list[object]:
-        async with Threaded(LocalEngine(model_of("qwen3"), max_len=MAX_LEN, tokenizer=TOKENIZER)) as engine:
+        async with ThreadedEngine(LocalEngine(model_of("qwen3"), max_len=MAX_LEN, tokenizer=TOKENIZER)) as engine:
             with pytest.raises(EngineError, match=r"request long: .* leave no room"):
                 await engine.generate("long", [1] * MAX_LEN, sampled)
             return await answers(engine)

@@ -18,7 +18,7 @@ from retcon.core.errors import RecipeError, RecordError
 from retcon.core.seeds import derive
 from retcon.runs.folder import NOT_THERE
 from retcon.tasks.types import Task
-from retcon.train.settling import settle_stages
+from retcon.train.settling import resolve_stages
 from retcon.train.stages import RunStages
 from training import Ones, make_base, small_recipe
 
@@ -72,7 +72,7 @@ def recipe_of(base: Path, *stages: dict[str, Any], **sections: dict[str, object]
 
 
 def run_of(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) -> tuple[list[Stage], RunStages]:
-    settled = settle_stages(recipe_of(base, *stages, **sections), base)
+    settled = resolve_stages(recipe_of(base, *stages, **sections), base)
     return [stage for stage, _ in settled.each], RunStages(settled, base, model="m")
 
 
@@ -143,7 +143,7 @@ LEAKING = {"leaking": 5}
     ("stages", "task", "told"),
     [
         ((), LEAKING, "the two must not overlap"),
-        ((A, {**B, "task": {"letters": "stuvw", **LEAKING}}), {}, "would train on 1 of the problems that evaluations"),
+        ((A, {**B, "task": {"letters": "stuvw", **LEAKING}}), {}, "would train on 1 of the evaluation problems"),
     ],
     ids=["of its own tasks", "of a stage's"],
 )

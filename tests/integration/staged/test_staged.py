@@ -141,7 +141,7 @@ def numbers(base: Path, *stages: dict[str, Any], **sections: dict[str, object]) 
 
 def test_a_task_set_of_the_callers_own_is_that_of_all_stages(start: tuple[Path, Path], tmp_path: Path) -> None:
     base, cold = start
-    with pytest.raises(RecipeError, match=r"stage 2, b changes \[task\], but the run was given a task set of its own"):
+    with pytest.raises(RecipeError, match=r"stage 2, b changes \[task\], but the run was given its own task set"):
         trained(staged(base, A, {**B, "task": {"steps": 3}}), cold, tmp_path / "out")
 
 
@@ -153,7 +153,7 @@ def test_a_stage_does_not_train_on_what_evaluations_measure(start: tuple[Path, P
     task = {"kind": "file", "path": str(tmp_path / "other.jsonl"), "evaluation_path": str(tmp_path / "held.jsonl")}
     shared = {**B, "task": {"path": str(tmp_path / "one.jsonl"), "evaluation_path": ""}}
     recipe = numbers(base, {**A, "steps": 1}, shared, task=task, sandbox={"workers": 1, "output_chars": 24})
-    with pytest.raises(RecipeError, match=r"stage 2, b would train on [1-5] of the problems that evaluations measure"):
+    with pytest.raises(RecipeError, match=r"stage 2, b would train on [1-5] of the evaluation problems"):
         run_rl(recipe, cold, tmp_path / "out")
 
 

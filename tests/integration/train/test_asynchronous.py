@@ -21,7 +21,7 @@ from retcon.core.types import TRAINED, Trajectory
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.rollouts import GroupStream, beside
+from retcon.train.rollouts import GroupStream, run_in_thread
 from training import Graded, Ones, make_base, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -189,7 +189,7 @@ def test_an_update_beside_tools_is_waited_for_when_its_caller_is_cancelled() -> 
         return 7
 
     async def main() -> None:
-        task = asyncio.create_task(beside(work))
+        task = asyncio.create_task(run_in_thread(work))
         await asyncio.to_thread(began.wait)
         task.cancel()
         for _ in range(10):
@@ -200,6 +200,6 @@ def test_an_update_beside_tools_is_waited_for_when_its_caller_is_cancelled() -> 
             await task
         assert waits
         assert ended.is_set()
-        assert await beside(work) == 7
+        assert await run_in_thread(work) == 7
 
     asyncio.run(main())

@@ -22,7 +22,7 @@ from retcon.store.jsonl import write_pairs
 from retcon.train import dpo as module
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference, read_preferences
-from retcon.train.dpo import dpo_loss, dpo_step, run_dpo, summed
+from retcon.train.dpo import dpo_loss, dpo_step, run_dpo, sum_logprobs
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from training import make_base
@@ -97,7 +97,7 @@ def test_the_step_is_down_the_gradient_of_the_loss_however_it_is_cut(model, comp
     assert metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     samples = [s for pair in PAIRS for s in (pair.chosen, pair.rejected)]
     with torch.no_grad():
-        before, after = (summed(m, samples, Computing()).view(-1, 2) for m in (model, stepped))
+        before, after = (sum_logprobs(m, samples, Computing()).view(-1, 2) for m in (model, stepped))
     margin = (after - before)[:, 0] - (after - before)[:, 1]
     assert (margin > 0).all(), "the chosen gain on the rejected"
 
@@ -105,7 +105,7 @@ def test_the_step_is_down_the_gradient_of_the_loss_however_it_is_cut(model, comp
 def test_the_figures_of_a_step_are_those_before_it(model):
     samples = [s for pair in PAIRS for s in (pair.chosen, pair.rejected)]
     with torch.no_grad():
-        policy = summed(model, samples, Computing()).view(-1, 2)
+        policy = sum_logprobs(model, samples, Computing()).view(-1, 2)
     section = DPOSection(beta=0.3, lr=0.1, warmup=0.0, steps=2, max_grad_norm=1e9)
 
     def figures(reference: torch.Tensor) -> dict[str, float]:
@@ -187,7 +187,7 @@ def test_an_id_that_nothing_predicts_is_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("row", "part"),
     [
-        ({"messages": ASKED}, "line 2: no pair: it needs prompt, chosen and rejected"),
+        ({"messages": ASKED}, "line 2: not a pair: it needs prompt, chosen and rejected"),
         ({**ROW, "chosen": ASKED}, "line 2: prompt, chosen and rejected must all be text, or all be lists"),
         ({**ROW, "system": "S"}, "line 2: 'system' beside a prompt that is text"),
         ({**ROW, "rejected": ""}, "line 2: a side of the pair is empty"),

@@ -17,7 +17,7 @@ from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
-from retcon.train.objective.credit import weighed_by_entropy
+from retcon.train.objective.credit import weigh_by_entropy
 from retcon.train.update import minibatch_update
 
 pytestmark = pytest.mark.torch
@@ -99,7 +99,7 @@ def test_entropies_and_their_gradient_are_those_of_autograd_over_all_logits(mode
 def test_weights_by_entropy_multiply_those_that_a_sample_has(model: PreTrainedModel) -> None:
     plain, other = sample(9, 4, 1.0), sample(13, 6, -1.0, first=3)
     weighed = replace(plain, weights=(None,) * 6 + (0.5, 2.0, 1.0))
-    factors, found = (weighed_by_entropy(model, [one, other], Computing(), 0.5)[0].weights for one in (plain, weighed))
+    factors, found = (weigh_by_entropy(model, [one, other], Computing(), 0.5)[0].weights for one in (plain, weighed))
     assert len(set(factors[-4:])) == 4
     assert found == (None,) * 5 + (factors[5], 0.5 * factors[6], 2.0 * factors[7], factors[8])
 

@@ -22,7 +22,7 @@ from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.sft import Samples, ToSample, run_sft, sample_final
+from retcon.train.sft import SamplingPlan, SamplingResult, run_sft, sample_final
 from training import Graded, Ones, make_base, make_demonstrations, small_recipe
 
 pytestmark = pytest.mark.torch
@@ -175,7 +175,7 @@ def test_samples_of_a_final_model_are_greedy_and_counted_once(start: tuple[Path,
     base, cold = start
     run, recipe = RunFolder(cold.parent), small_recipe(base, sft={"samples": 4})
     family = Graded(rewards=((1.0,), (-1.0,), (None,), (1.0,)))
-    found = sample_final(ToSample(recipe, family, tuple(family.evaluation(4, 0))), run)
-    assert found == Samples(passed=2, total=4, lost=1, file=run.trajectories(60))
+    found = sample_final(SamplingPlan(recipe, family, tuple(family.evaluation(4, 0))), run)
+    assert found == SamplingResult(passed=2, total=4, lost=1, file=run.trajectories(60))
     assert len({t.text for t in jsonl.read(found.file)}) == 1, "of one prompt, whatever is drawn"
-    assert sample_final(ToSample(recipe, family, ()), run) == found, "those that a finished run has are read"
+    assert sample_final(SamplingPlan(recipe, family, ()), run) == found, "those that a finished run has are read"

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from retcon.core.types import Sample
-from retcon.models.devices import VALUE, activations
+from retcon.models.devices import VALUE, activation_bytes
 from retcon.planning.needs import SCORED_KEYS, _linear
 from retcon.train.kernels.attention import SHORT
 from retcon.train.kernels.computing import Computing
@@ -86,7 +86,7 @@ def test_activations_are_bounded_by_not_much_more_than_they_take(name: str, chec
     few, more = (peak(model, count, computing) for count in (2, 6))
     each = (more - few) / (4 * LENGTH) - 4 * VOCABULARY
     keys = LENGTH if dtype == "bfloat16" else 0
-    ratio = activations(config, checkpointing, VALUE[dtype], keys) / each
+    ratio = activation_bytes(config, checkpointing, VALUE[dtype], keys) / each
     assert 1 <= ratio <= (MOST_WITH_BFLOAT16 if checkpointing and dtype == "bfloat16" else 1.4), f"{ratio:.2f}"
     if dtype == "bfloat16" and not checkpointing:  # what does not grow: the copies of the weights, and a gradient
         cast = 2 * _linear(config, sum(p.numel() for p in model.parameters()))

@@ -17,7 +17,7 @@ from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective import old_logprobs as reference
 from retcon.train.objective.shaping import rewards_of
-from retcon.train.optim import adamw, apply
+from retcon.train.optim import adamw, step_optimizer
 from retcon.train.update import minibatch_update, to_samples, update
 
 pytestmark = pytest.mark.torch
@@ -236,6 +236,6 @@ def test_a_step_has_its_own_rate_cuts_the_gradient_and_drops_it() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=7.0)
     before = model.weight.item()
     model.weight.grad = torch.full_like(model.weight, 4.0)
-    assert apply(model, optimizer, lr=0.5, max_grad_norm=2.0) == pytest.approx(4.0)
+    assert step_optimizer(model, optimizer, lr=0.5, max_grad_norm=2.0) == pytest.approx(4.0)
     assert before - model.weight.item() == pytest.approx(0.5 * 2.0, rel=1e-4)
     assert model.weight.grad is None

@@ -23,7 +23,7 @@ from retcon.chat.tokenizer import ByteTokenizer, HubTokenizer, load_tokenizer
 from retcon.chat.types import CONTROLS, TURN_END
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import Observation, ToolCall
-from retcon.engine.openai.messages import StandIn
+from retcon.engine.openai.messages import SurrogateTokenizer
 
 CORPUS = [
     "Let me compute it.\n```python\nprint(1)\n```\n",
@@ -305,9 +305,10 @@ def test_a_tokenizer_that_cuts_pads_and_begins_texts_does_so_to_none_of_ours() -
 def test_a_tokenizer_that_changes_text_stands_in_for_no_servers() -> None:
     """The server would be told something else than was said. Qwen's put letters and their accents together."""
     with pytest.raises(RecipeError, match=r"mine cannot stand in .* it changes text \('e\u0301 .* model\.path = "):
-        StandIn(HubTokenizer(definition(normalizer={"type": "NFC"})), "mine")
+        SurrogateTokenizer(HubTokenizer(definition(normalizer={"type": "NFC"})), "mine")
     for t in (tokenizer("bytes"), tokenizer("bpe")):
-        assert StandIn(t, "mine").decode(StandIn(t, "mine").encode("e\u0301<|im_end|>")) == "e\u0301<|im_end|>"
+        mine = SurrogateTokenizer(t, "mine")
+        assert mine.decode(mine.encode("e\u0301<|im_end|>")) == "e\u0301<|im_end|>"
 
 
 def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_a_kind_and_its_keys_go_together(tmp_path: Path) -> None:
     [
         (["rollout.temperature=0"], r"rollout\.temperature = 0 is greedy"),
         (["select.max_pass_rate=0.5"], r"select\.max_pass_rate = 0\.5 leaves out nothing"),
-        (["rollout.temperature=0.6", "rl.max_staleness=1"], r"rl\.max_staleness = 1 goes by the log-probs"),
+        (["rollout.temperature=0.6", "rl.max_staleness=1"], r"rl\.max_staleness = 1 uses the log-probs"),
     ],
 )
 def test_what_an_arm_would_refuse_is_refused_before_the_cold_start(

@@ -20,20 +20,20 @@ from retcon.engine.types import SamplingParams
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.tasks.types import Task
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.demos.annotated import AnnotatedSource, Progress, Share, Style, reachable, wanted_of, with_share
+from retcon.train.demos.annotated import AnnotatedSource, Progress, Share, Style, reachable, share_of, with_share
 from retcon.train.demos.rolling import Roller, Teacher
 from retcon.train.demos.solutions import (
     NoArithmetic,
     Step,
     Unusable,
-    broken,
+    failing_variants,
     parse,
     plain_number,
     read_steps,
     value_of,
     words_and_code,
 )
-from retcon.train.demos.types import Made
+from retcon.train.demos.types import DemoBatch
 from teaching import annotated
 
 CHAT = Chat(ByteTokenizer())
@@ -89,8 +89,8 @@ def test_both_shares_are_met_in_every_beginning_however_it_is_cut(share: float, 
     kept = made(30, share, twice, chunk=chunk)
     for total in range(1, 31):
         failing = sum(failures > 0 for failures in kept[:total])
-        assert failing == wanted_of(total, share)
-        assert sum(failures > 1 for failures in kept[:total]) == wanted_of(failing, twice)
+        assert failing == share_of(total, share)
+        assert sum(failures > 1 for failures in kept[:total]) == share_of(failing, twice)
 
 
 def test_where_no_share_is_wanted_none_fails() -> None:
@@ -210,7 +210,7 @@ CHANGES = {
 
 
 def ways(code: str, steps: tuple[Step, ...]) -> set[str]:
-    return {variant for seed in range(200) for variant in broken(code, steps, random.Random(seed))}
+    return {variant for seed in range(200) for variant in failing_variants(code, steps, random.Random(seed))}
 
 
 def test_a_program_goes_wrong_in_one_place_at_a_time() -> None:
@@ -313,7 +313,7 @@ def test_a_number_is_said_as_people_write_it(printed: str, said: str) -> None:
 def test_broken_programs_are_all_others_and_as_the_seed_says() -> None:
     steps = read_steps(SOLUTION, QUESTION, "8")
     _, code = words_and_code(steps, "comments")
-    variants = [list(broken(code, steps, random.Random(seed))) for seed in (1, 1, 2)]
+    variants = [list(failing_variants(code, steps, random.Random(seed))) for seed in (1, 1, 2)]
     assert variants[0] == variants[1] != variants[2]
     assert code not in variants[0]
     assert len(set(variants[0])) == len(variants[0]) >= 6
@@ -332,10 +332,10 @@ def shown(failed: bool) -> Trajectory:
 @given(st.lists(st.booleans(), max_size=60), st.floats(0, 1), st.integers(1, 60))
 def test_a_share_is_met_to_within_rounding_by_as_many_as_can_be(failed: list[bool], share: float, wanted: int) -> None:
     kept = with_share([shown(one) for one in failed], share, wanted)
-    assert sum(one.failures for one in kept) == wanted_of(len(kept), share)
+    assert sum(one.failures for one in kept) == share_of(len(kept), share)
     more = range(len(kept) + 1, min(wanted, len(failed)) + 1)
     clean = len(failed) - sum(failed)
-    assert not any(wanted_of(n, share) <= sum(failed) and n - wanted_of(n, share) <= clean for n in more)
+    assert not any(share_of(n, share) <= sum(failed) and n - share_of(n, share) <= clean for n in more)
     assert reachable(sum(failed), clean, "any", wanted) == min(wanted, len(failed))
 
 
@@ -343,13 +343,13 @@ def test_progress_is_what_can_be_had_and_the_candidates_since_that_grew() -> Non
     progress = Progress(0.5, 4)
     found: list[tuple[int, int]] = []
     for seen, failed in ((3, [True, True]), (2, []), (5, [True]), (1, [False]), (4, [False, False]), (2, [False])):
-        progress.add(Made(seen, tuple(shown(one) for one in failed)))
+        progress.add(DemoBatch(seen, tuple(shown(one) for one in failed)))
         found.append((progress.done, progress.fruitless))
     assert found == [(1, 0), (1, 2), (1, 7), (3, 0), (4, 0), (4, 2)]
 
 
 def test_half_a_demonstration_is_a_whole_one() -> None:
-    assert [wanted_of(total, 0.5) for total in range(6)] == [0, 1, 1, 2, 2, 3]
+    assert [share_of(total, 0.5) for total in range(6)] == [0, 1, 1, 2, 2, 3]
 
 
 def test_values_are_exact() -> None:

@@ -24,14 +24,14 @@ from retcon.tasks.registry import task_set
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import (
     UNREADABLE,
+    check_ids,
+    check_texts,
+    drop_too_long,
     read_rendered,
     read_samples,
-    refuse_other_texts,
-    refuse_other_vocabulary,
-    short_enough,
 )
 from retcon.train.demos.engine import EngineSource
-from retcon.train.demos.rolling import Drawn, Roller
+from retcon.train.demos.rolling import LazyList, Roller
 
 TOKENIZER = ByteTokenizer()
 CHAT = Chat(TOKENIZER, style="markdown")
@@ -47,16 +47,16 @@ def test_what_just_fits_is_learnt() -> None:
     with pytest.warns(
         TaskWarning, match=r"1 of 3 demonstrations are longer than the model's 5 positions \(the longest"
     ):
-        assert short_enough([4, 5, 6], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [4, 5]
-    assert short_enough([5], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [5]
+        assert drop_too_long([4, 5, 6], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [4, 5]
+    assert drop_too_long([5], lambda length: length, 5, Path("d.jsonl"), "demonstrations") == [5]
 
 
 def test_the_first_and_the_last_id_of_a_model_are_its_own() -> None:
-    refuse_other_vocabulary([0, 9], 10, "here")
-    refuse_other_vocabulary([], 1, "here")
+    check_ids([0, 9], 10, "here")
+    check_ids([], 1, "here")
     for ids, wrong in (([0, 10], 10), ([-1, 3], -1)):
         with pytest.raises(RecordError, match=f"^here: id {wrong}, and the model has 10, from 0 on"):
-            refuse_other_vocabulary(ids, 10, "here")
+            check_ids(ids, 10, "here")
 
 
 @pytest.mark.parametrize(
@@ -75,10 +75,10 @@ def test_the_first_and_the_last_id_of_a_model_are_its_own() -> None:
 def test_a_text_whose_characters_were_cut_is_compared_by_what_is_left(text: str, alike: bool) -> None:
     said = [(text, TOKENIZER.encode("axbyc"))]
     if alike:
-        refuse_other_texts(said, TOKENIZER, "here")
+        check_texts(said, TOKENIZER, "here")
         return
     with pytest.raises(RecordError, match=r"^here: the ids of"):
-        refuse_other_texts(said, TOKENIZER, "here")
+        check_texts(said, TOKENIZER, "here")
 
 
 @pytest.mark.parametrize("history", [[["a"]], [["a", "b", "c"]], [["a", ""]], ["ab"], [["a", "b"], ["c"]]])
@@ -132,7 +132,9 @@ def test_a_task_that_the_models_template_refuses_is_named() -> None:
 def test_a_task_that_the_learners_template_refuses_is_named_before_another_model_is_asked() -> None:
     teacher = ScriptedEngine(TOKENIZER, ["A"])
     roller = Roller(RolloutContext(teacher, CHAT, {}, RolloutLimits(500, 1)), task_set("numbers"), 0)
-    tasks = Drawn(iter([Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Yes?"), ("assistant", "So?")))]))
+    tasks = LazyList(
+        iter([Task("t7", "Q", "A", before=(("user", "Hi."), ("assistant", "Yes?"), ("assistant", "So?")))])
+    )
     source = EngineSource(tasks, roller, teacher, into=templated(), tries=1, inputs={})
     with pytest.raises(RecipeError, match=r"^task t7: the file: the template refuses a conversation: roles must"):
         asyncio.run(source.make(0, 1, 0))

@@ -23,8 +23,8 @@ from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.demos.engine import EngineSource
 from retcon.train.demos.remote import RemoteSource
-from retcon.train.demos.rolling import WRONG, Drawn, Roller, Teacher, TeacherSource
-from retcon.train.demos.types import Made, Source
+from retcon.train.demos.rolling import WRONG, LazyList, Roller, Teacher, TeacherSource
+from retcon.train.demos.types import DemoBatch, Source
 from teaching import Messages, teacher_at
 
 TOKENIZER = ByteTokenizer()
@@ -63,12 +63,12 @@ async def opened(kind: str, keep: str = "right") -> AsyncIterator[Source]:
     def lesson_of(task: Task) -> Lesson:
         return lambda printed, draw: (said(task.id), None)
 
-    drawn = Drawn(iter(TASKS))
+    drawn = LazyList(iter(TASKS))
     if kind == "engine":
         engine = ScriptedEngine(TOKENIZER, lambda request_id, text, n: said(request_id.partition("/")[0]))
         yield EngineSource(drawn, rolling(), engine, into=None, tries=2, inputs={})
     elif kind == "teacher":
-        yield TeacherSource(Drawn((task, lesson_of(task)) for task in TASKS), rolling(), keep, 2)
+        yield TeacherSource(LazyList((task, lesson_of(task)) for task in TASKS), rolling(), keep, 2)
     else:
         with teacher_at(lambda messages: said(messages[-1]["content"][-1])) as server:
             model = RemoteModel("teacher", server.url, "big")
@@ -76,8 +76,8 @@ async def opened(kind: str, keep: str = "right") -> AsyncIterator[Source]:
             await model.close()
 
 
-def stretches(kind: str, *bounds: tuple[int, int], keep: str = "right") -> list[Made]:
-    async def made() -> list[Made]:
+def stretches(kind: str, *bounds: tuple[int, int], keep: str = "right") -> list[DemoBatch]:
+    async def made() -> list[DemoBatch]:
         async with opened(kind, keep) as source:
             return [await source.make(start, stop, 0) for start, stop in bounds]
 
@@ -107,11 +107,11 @@ def test_a_model_behind_a_url_is_sent_messages_of_what_it_wrote_and_what_each_pr
     def reply(messages: Messages) -> str:
         return said[sum(message["content"].startswith("It printed:") for message in messages)]
 
-    async def made(url: str) -> Made:
+    async def made(url: str) -> DemoBatch:
         model = RemoteModel("teacher", url, "big")
         task = Task("t", "Go on.", "", before=(("user", "Hi."), ("assistant", "Hello.")))
         try:
-            return await RemoteSource(Drawn(iter([task])), rolling(), model, "Compute.", 1).make(0, 1, 0)
+            return await RemoteSource(LazyList(iter([task])), rolling(), model, "Compute.", 1).make(0, 1, 0)
         finally:
             await model.close()
 
@@ -130,7 +130,7 @@ def test_what_another_models_program_printed_is_rendered_in_the_learners_templat
     teacher = rolling()
     teacher = replace(teacher, context=replace(teacher.context, chat=Chat(TOKENIZER, system="Teach.")))
     engine = ScriptedEngine(TOKENIZER, ["First.\n```python\nprint(5)\n```", "It is right."])
-    drawn = Drawn(iter([Task("a", "Go.", "")]))
+    drawn = LazyList(iter([Task("a", "Go.", "")]))
     (one,) = asyncio.run(EngineSource(drawn, teacher, engine, Chat(TOKENIZER), 1, {}).make(0, 1, 0)).kept
     assert one.text == (
         "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nFirst.\n```python\nprint(5)\n```<|im_end|>\n"
@@ -142,6 +142,6 @@ def test_a_turn_that_its_writer_did_not_end_keeps_its_last_character_in_the_lear
     """As of an engine that stops at a text and gives no token of the end."""
     words = Segment("sampled", "It is right.", tuple(TOKENIZER.encode("It is right.")))
     made = Trajectory("a/0/0", "a", (Segment("prompt", "Go."),), (Turn((words,)),))
-    source = EngineSource(Drawn(iter(())), rolling(), ScriptedEngine(TOKENIZER, []), Chat(TOKENIZER), 1, {})
-    told = source._told(made, Task("a", "Go.", ""))
+    source = EngineSource(LazyList(iter(())), rolling(), ScriptedEngine(TOKENIZER, []), Chat(TOKENIZER), 1, {})
+    told = source._for_learner(made, Task("a", "Go.", ""))
     assert told.text == "<|im_start|>user\nGo.<|im_end|>\n<|im_start|>assistant\nIt is right.<|im_end|>"

@@ -25,7 +25,7 @@ from retcon.tasks.types import Lesson, Task
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.demos.annotated import FAILED, OTHER, AnnotatedSource, Style
 from retcon.train.demos.remote import RemoteTeacher
-from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, rejections, tried
+from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, split_rejected, try_tasks
 from retcon.train.demos.types import LOST, DemoSetup
 from teaching import annotated, teacher_at
 
@@ -104,7 +104,7 @@ def tries_of(rewards: Rewards, keep: str, tries: int) -> tuple[list[tuple[int, s
             for name, reward in given
         ]
 
-    found = asyncio.run(tried([Task(name, "", "") for name in rewards], attempt, keep=keep, tries=tries))
+    found = asyncio.run(try_tasks([Task(name, "", "") for name in rewards], attempt, keep=keep, tries=tries))
     return asked, [(one.id, why) for one, why in found]
 
 
@@ -124,7 +124,7 @@ def test_where_wrong_ones_are_kept_there_is_one_attempt_of_which_none_counts_but
 
 def test_what_is_not_kept_is_counted_by_why() -> None:
     made = [(Trajectory(name, name, (), ()), why) for name, why in (("a", None), ("b", WRONG), ("c", WRONG))]
-    assert rejections(made) == ((made[0][0],), Counter({WRONG: 2}))
+    assert split_rejected(made) == ((made[0][0],), Counter({WRONG: 2}))
 
 
 KEYS = ("rollout.temperature=0.5", "rollout.max_turns=7", "rollout.max_tokens=900", "sft.max_turns=3", "run.seed=5",
@@ -164,7 +164,7 @@ def test_annotated_solutions_are_of_a_stream_of_the_runs_seed_and_say_what_wrote
     source = opened_source(setup_of(tasks, "demos.kind=annotated"))
     assert tasks.seeds == [derive("annotated", 5)]
     assert (source.seed, source.roller.context.model) == (5, "annotated")
-    with pytest.raises(RecipeError, match=r"demos\.kind = 'annotated' writes calls of the tool python, which is not"):
+    with pytest.raises(RecipeError, match=r"demos\.kind = 'annotated' calls the tool python, which is missing"):
         opened_source(setup_of(tasks, "demos.kind=annotated", "rollout.tools=[]"))
 
 
@@ -225,7 +225,7 @@ def test_what_a_model_behind_a_url_wrote_ends_with_its_room_and_cannot_be_scored
     teacher = RemoteTeacher(model, CHAT, "Compute.", {"t/0/0": Task("t", "go", "1")})
     made = asyncio.run(teacher.generate("t/0/0", [1, 2], SamplingParams(max_tokens=3)))
     assert (made.ids, made.stop) == (tuple(TOKENIZER.encode("It ")), "length")
-    with pytest.raises(EngineError, match="nothing that it wrote can be scored"):
+    with pytest.raises(EngineError, match="it cannot be scored"):
         asyncio.run(teacher.score("t/0/0", [1, 2], 1))
     for _ in range(2):
         asyncio.run(teacher.release("t/0/0"))

@@ -19,7 +19,7 @@ from retcon.store import jsonl
 from retcon.train.demos.making import write_demonstrations
 from retcon.train.demos.rolling import TOO_LONG
 from retcon.train.demos.transcripts import NOT_RIGHT, TranscriptSource
-from retcon.train.demos.types import Made
+from retcon.train.demos.types import DemoBatch
 
 CHAT = Chat(ByteTokenizer())
 
@@ -56,10 +56,10 @@ def test_a_trajectory_that_knows_its_reward_is_not_asked_for_another(tmp_path: P
     assert rewards == {"own": 0.5}
 
 
-def made_of(file: Path, *bounds: tuple[int, int], room: int = 4000) -> list[Made]:
+def made_of(file: Path, *bounds: tuple[int, int], room: int = 4000) -> list[DemoBatch]:
     source = TranscriptSource([file], CHAT, room, only_right=False, inputs={})
 
-    async def made() -> list[Made]:
+    async def made() -> list[DemoBatch]:
         return [await source.make(start, stop, 0) for start, stop in bounds]
 
     return asyncio.run(made())

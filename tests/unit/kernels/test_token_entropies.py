@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from retcon.models.placing import head_of
+from retcon.models.placing import output_head
 from retcon.train.kernels.logprobs import gather_entropies
 
 pytestmark = pytest.mark.torch
@@ -26,7 +26,7 @@ def model() -> LlamaForCausalLM:
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     made = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, **sizes))
     torch.nn.init.normal_(made.lm_head.weight)
-    head_of(made)  # found out before calls are counted
+    output_head(made)  # found out before calls are counted
     return made
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, StableL
 
 from retcon.core.types import Sample
 from retcon.models.devices import TrainDtype
-from retcon.models.placing import head_of
+from retcon.models.placing import output_head
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -73,7 +73,7 @@ def test_what_samples_of_a_tree_learn_alike_goes_through_the_output_layer_once()
     """4 of the 5 of each; an output layer that is no plain linear one is called on them."""
     model, rows = qwen(), []
     model.set_output_embeddings(nn.Sequential(model.get_output_embeddings()))
-    head_of(model)  # found out before anything is counted
+    output_head(model)  # found out before anything is counted
     model.lm_head.register_forward_hook(lambda module, given, out: rows.append(len(out)))
     one, short = sample(1, 3, 5, tree="t"), sample(1, 3, 4, tree="t")
     other = Sample((*short.ids, 30), *(getattr(one, name) for name in ("mask", "logprobs", "spliced")), tree="t")

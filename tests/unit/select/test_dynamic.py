@@ -10,7 +10,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
 from retcon.core.types import Trajectory
 from retcon.select.filters import DynamicSampling, is_informative
-from retcon.train.prompts import Drawn, dynamic_sampling, selection_metrics, to_train
+from retcon.train.prompts import StepGroups, dynamic_sampling, groups_to_train, selection_metrics
 
 
 def group(*rewards: float | None) -> list[Trajectory]:
@@ -38,12 +38,12 @@ def test_a_share_of_the_prompts_is_the_one_that_is_written(prompts: int, max_ext
 
 
 def test_what_a_step_trains_on_and_says_of_its_groups() -> None:
-    drawn = Drawn(rounds=1)
+    drawn = StepGroups(rounds=1)
     lost, more = group(1, None, None), group(1, -1, 1)
     for made, kept in ((FLAT, FLAT), (lost, []), (MIXED, MIXED), (more, more[:2]), (FLAT, FLAT)):
         drawn.add(made, kept)
-    assert to_train(recipe(dynamic=True), drawn) == [MIXED, more[:2]]
-    assert to_train(recipe(dynamic=False), drawn) == [FLAT, MIXED, more[:2], FLAT]
+    assert groups_to_train(recipe(dynamic=True), drawn) == [MIXED, more[:2]]
+    assert groups_to_train(recipe(dynamic=False), drawn) == [FLAT, MIXED, more[:2], FLAT]
     found = {"groups_skipped": 1, "groups_flat": 2, "extra_groups": 2, "extra_rollouts": 5, "extra_rounds": 1}
     fills = {"kept": 4, "kept_right": 2, "groups_drawn": 5, "groups_kept": 2, "groups_short": 1}
     assert selection_metrics(recipe(dynamic=True), drawn) == {**fills, **found}
@@ -55,11 +55,11 @@ def test_what_a_step_trains_on_and_says_of_its_groups() -> None:
 
 @pytest.mark.parametrize("name", ["rl", "stage1", "stage2", "stage3"])
 def test_rstar2s_recipes_drop_what_teaches_nothing_and_draw_nothing_in_its_place(name: str) -> None:
-    drawn = Drawn()
+    drawn = StepGroups()
     for made in (FLAT, MIXED, group(0, 0)):
         drawn.add(made, made)
     for stage in stages_of(load_recipe(f"rstar2-14b/{name}", [])):
-        assert to_train(stage.recipe, drawn) == [MIXED]
+        assert groups_to_train(stage.recipe, drawn) == [MIXED]
         bound = dynamic_sampling(stage.recipe)
         assert bound is not None
         assert bound.extra == bound.to_draw(drawn.kept, rounds=0) == 0

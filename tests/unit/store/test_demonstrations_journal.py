@@ -13,15 +13,15 @@ from retcon.core.errors import CheckpointError, RecordError, StorageError
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.store.jsonl import line_of
 from retcon.train.demos import making as journal
-from retcon.train.demos.making import FileJournal, begun
-from retcon.train.demos.types import Made
+from retcon.train.demos.making import FileJournal, has_journal
+from retcon.train.demos.types import DemoBatch
 
 RECIPE = load_recipe(None)
 MADE_FROM = {"run": {"seed": 0}}
 
 
-def stretch(number: int) -> Made:
-    return Made(1, (Trajectory(f"t{number}", "a", (), (Turn((Segment("sampled", str(number)),)),)),), {})
+def stretch(number: int) -> DemoBatch:
+    return DemoBatch(1, (Trajectory(f"t{number}", "a", (), (Turn((Segment("sampled", str(number)),)),)),), {})
 
 
 def test_a_second_one_over_the_same_file_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_stretch_is_a_line_in_which_there_is_all_that_became_of_it(tmp_path: P
     file, partial = tmp_path / "d.jsonl", tmp_path / "d.jsonl.partial"
     made_from = {"inputs": {"täsks": "1f"}}
     (one,), (two,) = stretch(1).kept, stretch(2).kept
-    stretches = [Made(4, (one, two), {"wröng": 1, "lost": 1}), Made(2), Made(3, (), {"wröng": 3})]
+    stretches = [DemoBatch(4, (one, two), {"wröng": 1, "lost": 1}), DemoBatch(2), DemoBatch(3, (), {"wröng": 3})]
     with FileJournal(file, made_from, RECIPE) as journal:
         for made in stretches:
             journal.add(made)
@@ -85,7 +85,7 @@ def test_a_stretch_is_a_line_in_which_there_is_all_that_became_of_it(tmp_path: P
         '{"stop":9,"rejected":{"wröng":3},"kept":[]}',
     ]
     with FileJournal(file, made_from, RECIPE) as again:
-        assert (again.stop, again.stretches) == (9, stretches)
+        assert (again.stop, again.batches) == (9, stretches)
         assert (again.kept, again.rejected) == ([one, two], {"wröng": 4, "lost": 1})
 
 
@@ -130,7 +130,7 @@ def test_what_a_disk_has_no_room_for_is_reported_and_not_counted(tmp_path: Path)
 def test_a_file_is_begun_where_its_journal_is(tmp_path: Path, left: str | None, goes_on: bool) -> None:
     if left is not None:
         (tmp_path / "d.jsonl.partial").write_text(left, encoding="utf-8")
-    assert begun(tmp_path / "d.jsonl") is goes_on
+    assert has_journal(tmp_path / "d.jsonl") is goes_on
 
 
 @pytest.mark.parametrize("error", [StorageError("full"), OSError("read-only")])
@@ -142,5 +142,5 @@ def test_a_journal_that_cannot_be_removed_stays(
 
     (tmp_path / "d.jsonl.partial").write_text('{"made_from":{}}\n')
     monkeypatch.setattr(journal, "lock_file", lock_file)
-    journal.clear(tmp_path / "d.jsonl")
+    journal.remove_journal(tmp_path / "d.jsonl")
     assert (tmp_path / "d.jsonl.partial").exists()

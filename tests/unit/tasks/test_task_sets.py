@@ -36,10 +36,10 @@ from retcon.tasks.kinds.numbers import (
     PROGRAMS,
     X_MAX,
     X_MIN,
-    CallOutcome,
     Numbers,
     Operation,
     Rates,
+    Seen,
     draw_problem,
     problems,
     reply,
@@ -320,29 +320,27 @@ def test_the_teacher_goes_from_step_to_step_to_the_answer() -> None:
     words, code = reply(problem, [], rng)
     assert words == "find x."
     assert code is not None
-    words, _ = reply(problem, [CallOutcome(False, "NameError: ...")], rng)
+    words, _ = reply(problem, [Seen(False, "NameError: ...")], rng)
     assert words == "again: find x."
-    words, code = reply(problem, [CallOutcome(True, "137")], rng)
+    words, code = reply(problem, [Seen(True, "137")], rng)
     assert words == "now x is 137."
     assert code is not None
     assert "137" in code
-    assert reply(problem, [CallOutcome(True, "137"), CallOutcome(True, "5")], rng) == (r"answer: \boxed{5}", None)
+    assert reply(problem, [Seen(True, "137"), Seen(True, "5")], rng) == (r"answer: \boxed{5}", None)
 
 
 def test_the_teacher_of_a_longer_chain_carries_on_what_it_saw_and_not_what_is_right() -> None:
     problem = next(problems(0, "train", 3))
     rng = random.Random(0)
     assert reply(problem, [], rng)[0] == "find x."
-    words, code = reply(problem, [CallOutcome(True, "137")], rng)
+    words, code = reply(problem, [Seen(True, "137")], rng)
     assert words == "now x is 137."
     assert "137" in str(code)
-    words, code = reply(
-        problem, [CallOutcome(True, "137"), CallOutcome(False, "NameError"), CallOutcome(True, "61")], rng
-    )
+    words, code = reply(problem, [Seen(True, "137"), Seen(False, "NameError"), Seen(True, "61")], rng)
     assert words == "now y is 61."
     assert "61" in str(code)
     assert "137" not in str(code)
-    done = [CallOutcome(True, "137"), CallOutcome(True, "61"), CallOutcome(True, "7")]
+    done = [Seen(True, "137"), Seen(True, "61"), Seen(True, "7")]
     assert reply(problem, done, rng) == (r"answer: \boxed{7}", None)
 
 

@@ -93,7 +93,7 @@ def test_a_question_beside_messages_that_begin_with_the_models_words_is_asked(tm
     ],
 )
 def test_an_answer_to_nothing_is_refused_by_line(tmp_path, record, name):
-    said = rf"one\.jsonl, line 1: nothing is asked before '{name}'.*has {', '.join(record)};"
+    said = rf"one\.jsonl, line 1: no question before '{name}'.*has {', '.join(record)};"
     with pytest.raises(RecordError, match=said):
         read(tmp_path, record)
 

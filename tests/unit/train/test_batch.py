@@ -7,7 +7,7 @@ import torch
 
 from retcon.core.errors import UnscoredTokens
 from retcon.core.types import Sample
-from retcon.train.batch import check_scored, collate, computed, epoch_batch, micro_batches, minibatches
+from retcon.train.batch import check_scored, collate, computed_samples, epoch_batch, micro_batches, minibatches
 
 pytestmark = pytest.mark.torch
 
@@ -117,5 +117,5 @@ def test_an_update_computes_what_has_something_to_learn_and_a_reason_to():
     plain, flat, void = sample(3), sample(3, advantage=0.0), sample(3, learnt=0)
     held, unjudged = replace(flat, reference=(0.0, 0.0, -0.5)), replace(plain, advantages=None)
     samples = [plain, flat, void, held, unjudged]
-    assert computed(samples, 0.0) == [plain, held]
-    assert computed(samples, 0.1) == [plain, flat, held, unjudged]
+    assert computed_samples(samples, 0.0) == [plain, held]
+    assert computed_samples(samples, 0.1) == [plain, flat, held, unjudged]

@@ -12,7 +12,7 @@ from retcon.purify.kinds.describe import Describe
 from retcon.purify.saar import Saar
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.objective import credit as blame
-from retcon.train.objective.credit import blamed, credited
+from retcon.train.objective.credit import find_blame, token_advantages
 
 MISSPELT, ALSO, RIGHT, DONE = "print(6 * vlue)", "print(6 * valye)", "print(6 * value)", "It is 42."
 FAILS = {MISSPELT: "error", ALSO: "error"}
@@ -24,7 +24,7 @@ def rollout(*replies: str, fails: dict[str, str] = FAILS) -> Trajectory:
 
 def to_blame(trajectory: Trajectory) -> list[str]:
     """The texts that are to blame, one a stretch of tokens."""
-    found, texts = blamed(trajectory), [""]
+    found, texts = find_blame(trajectory), [""]
     for id, wrong in zip(history_ids(trajectory), found, strict=True):
         if wrong:
             texts[-1] += chr(id) if id < 256 else "<end>"
@@ -106,12 +106,12 @@ def test_a_call_that_begins_within_a_token_takes_its_turn_along() -> None:
 
 def test_only_a_positive_advantage_is_turned_and_only_on_what_is_to_blame() -> None:
     trajectory = rollout(call(MISSPELT), call(RIGHT), DONE)
-    wrong, mask = blamed(trajectory), to_sample(trajectory, scored=False).mask
+    wrong, mask = find_blame(trajectory), to_sample(trajectory, scored=False).mask
     length = len(wrong)
-    assert credited(trajectory, length, 0.8, 0.25) == tuple(-0.2 if w else 0.8 for w in wrong)
+    assert token_advantages(trajectory, length, 0.8, 0.25) == tuple(-0.2 if w else 0.8 for w in wrong)
     assert all(m for m, w in zip(mask, wrong, strict=True) if w)
     for advantage, weight in ((-0.8, 0.25), (0.0, 0.25), (0.8, 0.0)):
-        assert credited(trajectory, length, advantage, weight) == (advantage,) * length
+        assert token_advantages(trajectory, length, advantage, weight) == (advantage,) * length
 
 
 @pytest.mark.parametrize("words", ["So. ", ""])

@@ -13,7 +13,7 @@ from playing import LIMITS, call, play
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn, to_sample
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import DEFAULT
-from retcon.train.objective.hindsight import hindsights, with_hindsight
+from retcon.train.objective.hindsight import make_hindsights, with_hindsight
 from retcon.train.update import to_samples, update
 
 BAD, GOOD, DONE = "print(6 * valu)", "print(6 * value)", "It is 42."
@@ -21,7 +21,7 @@ BAD, GOOD, DONE = "print(6 * valu)", "print(6 * value)", "It is 42."
 
 def test_the_teacher_reads_the_answer_before_the_turn_and_not_the_failed_call() -> None:
     p = play([call("1"), call(BAD, "So. "), call(GOOD), DONE], {BAD: "error"})
-    (found,) = hindsights(p.trajectory)
+    (found,) = make_hindsights(p.trajectory)
     whole, failed = to_sample(p.trajectory), p.turns[1]
     written = tuple(i for s in failed.generated for i in s.ids or ())
     answer = tuple(i for s in failed.segments if s not in failed.generated for i in s.ids or ())
@@ -32,7 +32,7 @@ def test_the_teacher_reads_the_answer_before_the_turn_and_not_the_failed_call() 
 
 def test_a_last_turn_has_no_teacher() -> None:
     p = play([call(BAD)] * 2, {BAD: "error"}, limits=replace(LIMITS, max_turns=2))
-    assert [one.start for one in hindsights(p.trajectory)] == [sum(len(s.ids or ()) for s in p.trajectory.prompt)]
+    assert [one.start for one in make_hindsights(p.trajectory)] == [sum(len(s.ids or ()) for s in p.trajectory.prompt)]
 
 
 def rollout(logprobs: tuple[float, ...] = (-3.0, -4.0), last: float = -2.0) -> Trajectory:

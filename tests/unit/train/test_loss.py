@@ -11,8 +11,8 @@ from retcon.train.algorithms.cispo import Cispo
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import Batch
-from retcon.train.objective.credit import standardised
-from retcon.train.objective.loss import Totals, batch_loss, clipped, imitation, negative_spliced
+from retcon.train.objective.credit import entropy_weights
+from retcon.train.objective.loss import Totals, batch_loss, clip_terms, imitation_loss, negative_spliced
 
 pytestmark = pytest.mark.torch
 CLIP = (0.2, 0.28)
@@ -96,11 +96,11 @@ def test_cispo_weighs_by_a_ratio_that_is_clipped_on_both_sides_and_has_no_gradie
 
 def test_aepo_weighs_a_token_by_how_far_its_entropy_is_above_the_mean():
     """Of 0, 1, 2 the mean is 1 and the deviation 1: 1 - .2, 1, 1 + .2."""
-    assert standardised([0.0, 1.0, 2.0], 0.2) == pytest.approx([0.8, 1.0, 1.2])
-    assert standardised([0.0, 2.0], 0.2) == pytest.approx([1 - 0.2 / 2**0.5, 1 + 0.2 / 2**0.5])
-    assert standardised([3.0, 3.0], 0.2) == [1.0, 1.0]
-    assert standardised([3.0], 0.2) == [1.0]
-    assert min(standardised([0.0, 1.0, 2.0], 5.0)) == 0.0, "no token is unlearnt for being sure"
+    assert entropy_weights([0.0, 1.0, 2.0], 0.2) == pytest.approx([0.8, 1.0, 1.2])
+    assert entropy_weights([0.0, 2.0], 0.2) == pytest.approx([1 - 0.2 / 2**0.5, 1 + 0.2 / 2**0.5])
+    assert entropy_weights([3.0, 3.0], 0.2) == [1.0, 1.0]
+    assert entropy_weights([3.0], 0.2) == [1.0]
+    assert min(entropy_weights([0.0, 1.0, 2.0], 5.0)) == 0.0, "no token is unlearnt for being sure"
 
 
 def test_no_advantage_no_loss_and_no_gradient():
@@ -108,13 +108,13 @@ def test_no_advantage_no_loss_and_no_gradient():
     assert found.value.item() == 0.0
     assert found.clipped.item() == 0.0
     assert not gradient.any()
-    assert not clipped(torch.tensor([[4.0]]), torch.zeros(1, 1), low=0.2, high=0.28, dual=3.0).cut.any()
+    assert not clip_terms(torch.tensor([[4.0]]), torch.zeros(1, 1), low=0.2, high=0.28, dual=3.0).cut.any()
 
 
 @pytest.mark.parametrize(("ratio", "advantage"), [(1.5, 1.0), (0.5, -1.0), (3.0, -1.0)])
 def test_a_ratio_at_a_bound_is_not_cut(ratio, advantage):
     """Bounds that a float holds exactly."""
-    found = clipped(torch.tensor([[ratio]]), torch.tensor([[advantage]]), low=0.5, high=0.5, dual=3.0)
+    found = clip_terms(torch.tensor([[ratio]]), torch.tensor([[advantage]]), low=0.5, high=0.5, dual=3.0)
     assert found.value.item() == -ratio * advantage
     assert not found.cut.any()
 
@@ -251,7 +251,7 @@ def test_imitation_is_a_cross_entropy_on_spliced_tokens_of_what_did_well():
     mask = torch.tensor([[True, True, True], [True, True, True]])
     spliced = torch.tensor([[False, True, True], [False, True, True]])
     advantages = torch.tensor([[0.5] * 3, [-0.5] * 3])
-    terms = imitation(logprobs, Batch(mask, mask, spliced, logprobs.detach() + 9.0, advantages, None))
+    terms = imitation_loss(logprobs, Batch(mask, mask, spliced, logprobs.detach() + 9.0, advantages, None))
     assert terms.tolist() == [[0.0, 1.0, 1.5], [0.0, 0.0, 0.0]]  # whatever the old log-probs: no ratio, no clip
     terms.sum().backward()
     assert logprobs.grad is not None
@@ -263,4 +263,4 @@ def test_imitation_is_weighed_like_other_terms():
     mask = torch.ones(1, 2, dtype=torch.bool)
     weights = torch.tensor([[0.5, 2.0]])
     batch = Batch(mask.long(), mask, mask, torch.zeros(1, 2), torch.ones(1, 2), weights)
-    assert imitation(torch.tensor([[-1.0, -3.0]]), batch).tolist() == [[0.5, 6.0]]
+    assert imitation_loss(torch.tensor([[-1.0, -3.0]]), batch).tolist() == [[0.5, 6.0]]

@@ -21,7 +21,7 @@ from retcon.purify.pairs import preference_pairs
 from retcon.purify.saar import Saar
 from retcon.train.batch import check_scored, collate
 from retcon.train.objective.contrast import dpo_adjustments, dpo_metrics, with_online_dpo
-from retcon.train.objective.loss import clipped, token_ratio
+from retcon.train.objective.loss import clip_terms, token_ratio
 from retcon.train.update import to_samples
 
 BAD, GOOD, OTHER, DONE = "print(6 * valu)", "print(6 * value)", "import math\nx = math.factorial(3)", "It is 42."
@@ -77,7 +77,9 @@ def test_what_the_policy_loss_adds_is_the_gradient_of_the_dpo_loss():
     batch = collate(to_samples([p.trajectory], [0.7], config))
     now = batch.old_logprobs.double().requires_grad_()
     ratio = token_ratio((now - batch.old_logprobs).masked_fill(~batch.mask, 0.0))
-    clipped(ratio, batch.advantages.double(), low=0.2, high=0.28).value.masked_fill(~batch.mask, 0.0).sum().backward()
+    clip_terms(ratio, batch.advantages.double(), low=0.2, high=0.28).value.masked_fill(
+        ~batch.mask, 0.0
+    ).sum().backward()
 
     (pair,) = preference_pairs(p.trajectory)
     wanted = batch.old_logprobs.double().requires_grad_()

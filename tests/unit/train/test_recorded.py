@@ -162,7 +162,7 @@ def test_a_call_of_a_tool_that_is_not_shown_is_warned_of(tmp_path: Path) -> None
     for tools in (None, [], [{"name": "get_weathers"}]):
         with pytest.warns(TaskWarning, match=said_so):
             samples(tmp_path, chat(), {"messages": [ASKED, said("B")]}, {"messages": LOOKED, "tools": tools})
-    with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: 'tools' has \{\"a\": 1\}, where a tool belongs"):
+    with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: 'tools' has \{\"a\": 1\}, expected a tool"):
         samples(tmp_path, chat(), {"messages": LOOKED, "tools": [{"a": 1}]})
     with pytest.raises(RecordError, match=r"mine\.jsonl, line 1: 'tools' is text that is not JSON"):
         samples(tmp_path, chat(), {"messages": LOOKED, "tools": "[{"})

@@ -10,8 +10,8 @@ import torch
 from retcon.config.load import load_recipe
 from retcon.config.schema import RLSection
 from retcon.train.batch import Batch
-from retcon.train.objective.advantage import dr_grpo, grpo, normalised, rloo
-from retcon.train.objective.loss import Totals, averaged
+from retcon.train.objective.advantage import dr_grpo, grpo, normalize_step, rloo
+from retcon.train.objective.loss import Totals, average
 from retcon.train.objective.old_logprobs import kl_terms
 
 REFERENCE = json.loads((Path(__file__).parents[2] / "reference/losses.json").read_text())
@@ -55,7 +55,7 @@ def test_loss_and_gradient(row: int, name: str) -> None:
     value = rl.loss(new, batch, totals).value
     if with_kl:
         terms = kl_terms(new, reference, "k3").masked_fill(~batch.mask, 0.0)
-        value = value + SETTINGS["beta"] * averaged(terms, batch, totals, rl.aggregate)
+        value = value + SETTINGS["beta"] * average(terms, batch, totals, rl.aggregate)
     value.backward()
     wanted: dict[str, Any] = REFERENCE["losses"][row][name]
     assert value.item() == pytest.approx(wanted["loss"], **ROUNDING)
@@ -89,7 +89,7 @@ def test_advantages() -> None:
         for rewards, wanted in zip(reference["rewards"], reference[f"verl {name}"], strict=True):
             assert ours(rewards) == pytest.approx(wanted, rel=1e-9)
     centred_groups = [dr_grpo(rewards) for rewards in reference["rewards"]]
-    for found, wanted in zip(normalised(centred_groups), reference["verl reinforce_pp"], strict=True):
+    for found, wanted in zip(normalize_step(centred_groups), reference["verl reinforce_pp"], strict=True):
         assert found == pytest.approx(wanted, rel=1e-6)
     scaled = [a for rewards in reference["rewards"] for a in grpo(rewards, epsilon=TRL_EPSILON)]
     assert sorted(scaled) == pytest.approx(reference["trl grpo"], rel=1e-6)

@@ -4,7 +4,7 @@ import pytest
 
 from retcon.core.types import Branch, Sample, Segment, Trajectory, Turn
 from retcon.train.algorithms.dr_grpo import DrGrpo
-from retcon.train.objective.credit import averaged_where_shared
+from retcon.train.objective.credit import average_shared
 from retcon.train.objective.shaping import advantages_of
 from retcon.train.update import to_samples
 
@@ -15,7 +15,7 @@ def sample(ids: tuple[int, ...], advantage: float, tree: str = "t/0") -> Sample:
 
 
 def advantages(*samples: Sample) -> list[tuple[float, ...] | None]:
-    return [one.advantages for one in averaged_where_shared(samples)]
+    return [one.advantages for one in average_shared(samples)]
 
 
 def test_what_is_shared_has_the_mean_of_those_that_share_it_and_the_rest_its_own() -> None:
@@ -56,7 +56,7 @@ def test_the_sum_over_the_copies_of_a_token_stays() -> None:
 
 def test_samples_without_advantages_are_refused() -> None:
     with pytest.raises(ValueError, match="has no advantages"):
-        averaged_where_shared([Sample((1,), (1,), (0.0,), (0,), tree="t/0")])
+        average_shared([Sample((1,), (1,), (0.0,), (0,), tree="t/0")])
 
 
 def test_recoveries_of_one_failed_call_are_a_group_of_their_own_and_learnt_from_there_on() -> None:

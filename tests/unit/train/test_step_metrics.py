@@ -25,15 +25,15 @@ from retcon.tools.scripted import ScriptedSessions
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.reinforce_pp import ReinforcePP
 from retcon.train.objective.shaping import overlong_metrics, shaped_rewards
-from retcon.train.prompts import Drawn, selected, selection_metrics
+from retcon.train.prompts import StepGroups, selection_metrics, with_selections
 from retcon.train.rollouts import staleness
 from retcon.train.watch import (
     SIGMAS,
     WINDOW,
-    Course,
     Drift,
+    RunHealth,
     branch_metrics,
-    drift,
+    measure_drift,
     rollout_metrics,
     splice_metrics,
 )
@@ -284,11 +284,11 @@ def test_every_rollout_says_what_became_of_it() -> None:
     clean, tied, untidy = rollout("clean", 1.0), rollout("tied", 1.0), rollout("untidy", 1.0, answers=2)
     wrong, other = rollout("wrong", -1.0), rollout("other", -1.0)
     lost, cut = rollout("lost", None, "infrastructure"), rollout("cut", -1.0, "length")
-    drawn = Drawn()
+    drawn = StepGroups()
     drawn.add([clean, tied, untidy, wrong, other, lost, cut], [clean, wrong])
     drawn.add([clean, tied], [clean, tied])
     drawn.add([clean, lost], [])
-    marks = [(t.id, t.selection) for t in selected(on, drawn)]
+    marks = [(t.id, t.selection) for t in with_selections(on, drawn)]
     assert marks == [
         ("clean", "kept"), ("tied", "drawn"), ("untidy", "penalty"), ("wrong", "kept"), ("other", "wrong"),
         ("lost", "infrastructure"), ("cut", "masked"), ("clean", "flat"), ("tied", "flat"), ("clean", "few"),
@@ -302,16 +302,16 @@ def test_every_rollout_says_what_became_of_it() -> None:
 
 
 def test_a_selection_without_reasons_of_its_own_drops_by_selection() -> None:
-    drawn = Drawn()
+    drawn = StepGroups()
     drawn.add([rollout("a", 1.0), rollout("b", -1.0), rollout("c", -1.0)], [rollout("a", 1.0), rollout("b", -1.0)])
     plain = recipe(rl={"group": 2})
-    assert [t.selection for t in selected(plain, drawn)] == ["kept", "kept", "selection"]
+    assert [t.selection for t in with_selections(plain, drawn)] == ["kept", "kept", "selection"]
     assert not [name for name in selection_metrics(plain, drawn) if name.startswith("dropped_")]
 
 
 def test_void_turns_that_are_masked_are_counted() -> None:
     void = Trajectory("void", "t", (), (Turn((), stop="length"),), -1.0, "length")
-    drawn = Drawn()
+    drawn = StepGroups()
     drawn.add([rollout("a", 1.0), rollout("b", -1.0), void], [rollout("a", 1.0), rollout("b", -1.0)])
     assert selection_metrics(recipe(rl={"void_turns": "mask"}), drawn)["void_masked"] == 1
     assert "void_masked" not in selection_metrics(recipe(), drawn)
@@ -339,7 +339,7 @@ def steps(*rates: float) -> list[dict[str, float | None]]:
 
 
 def test_the_last_window_is_compared_with_the_best_before() -> None:
-    found = drift(steps(0.5, 0.2, 0.3))
+    found = measure_drift(steps(0.5, 0.2, 0.3))
     assert found is not None
     assert (found.best, found.now) == (pytest.approx(0.2), pytest.approx(0.3))
     # of 500 and 500 tries, a quarter of which fail: .1 / √(.25 × .75 × 2 / 500)
@@ -348,18 +348,18 @@ def test_the_last_window_is_compared_with_the_best_before() -> None:
 
 
 def test_windows_that_overlap_are_not_compared() -> None:
-    assert drift(steps(0.2)[:-1] + steps(0.4)) is None
-    assert drift(steps(0.2, 0.4)) is not None
-    assert drift(steps(0.0, 0.0)) == Drift(0.0, 0.0, 0.0), "no chance at all, and no division by it"
+    assert measure_drift(steps(0.2)[:-1] + steps(0.4)) is None
+    assert measure_drift(steps(0.2, 0.4)) is not None
+    assert measure_drift(steps(0.0, 0.0)) == Drift(0.0, 0.0, 0.0), "no chance at all, and no division by it"
 
 
 def test_a_rise_must_be_large_and_beyond_chance() -> None:
-    large = drift(steps(0.2, 0.4))
+    large = measure_drift(steps(0.2, 0.4))
     assert large is not None
     assert large.alarming(0.05)
     assert not large.alarming(0.25)
     assert not large.alarming(0.0)  # off
-    few = drift([{"first_tries": 1, "first_try_failures": 0.6 * (n >= WINDOW)} for n in range(2 * WINDOW)])
+    few = measure_drift([{"first_tries": 1, "first_try_failures": 0.6 * (n >= WINDOW)} for n in range(2 * WINDOW)])
     assert few is not None
     assert few.rise == pytest.approx(0.6)
     assert not few.alarming(0.05)  # 6 of 10 after none: 2.9 standard errors
@@ -367,12 +367,12 @@ def test_a_rise_must_be_large_and_beyond_chance() -> None:
 
 
 def test_steps_without_tries_say_nothing() -> None:
-    assert drift([{}] * (2 * WINDOW)) is None
-    assert drift([*steps(0.2), *([{"first_tries": 0, "first_try_failures": 0}] * WINDOW)]) is None
+    assert measure_drift([{}] * (2 * WINDOW)) is None
+    assert measure_drift([*steps(0.2), *([{"first_tries": 0, "first_try_failures": 0}] * WINDOW)]) is None
 
 
 def test_the_alarm_is_reported_once_and_stays_in_the_metrics() -> None:
-    course, alarms = Course(Dapo(), []), []
+    course, alarms = RunHealth(Dapo(), []), []
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for line in steps(0.1, 0.5, 0.5):
@@ -389,38 +389,38 @@ def test_the_alarm_is_reported_once_and_stays_in_the_metrics() -> None:
 
 def test_a_run_that_goes_on_reckons_with_what_earlier_sessions_saw() -> None:
     lines = steps(0.1, 0.5)
-    whole = Course(Dapo(), [])
+    whole = RunHealth(Dapo(), [])
     for line in lines[:-1]:
         whole.add(line)
     with pytest.warns(DriftWarning):
-        assert Course(Dapo(), lines[:-1]).drift_after(lines[-1]) == whole.drift_after(lines[-1])
+        assert RunHealth(Dapo(), lines[:-1]).drift_after(lines[-1]) == whole.drift_after(lines[-1])
 
 
 def test_other_tasks_and_groups_of_one_are_no_idling() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", IdleWarning)
-        course = Course(Dapo(), [{"same_reward": 1.0}] * (WINDOW - 1))
+        course = RunHealth(Dapo(), [{"same_reward": 1.0}] * (WINDOW - 1))
         course.data_since(5)
         course.tell_idling({"same_reward": 1.0})
-        alone = Course(Dapo(), [{"same_reward": None}] * (WINDOW - 1))
+        alone = RunHealth(Dapo(), [{"same_reward": None}] * (WINDOW - 1))
         alone.tell_idling({"same_reward": None})
 
 
 def test_where_groups_are_compared_with_each_other_there_is_no_idling() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", IdleWarning)
-        course = Course(ReinforcePP(baseline="none"), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
+        course = RunHealth(ReinforcePP(baseline="none"), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
         course.tell_idling({"same_reward": 1.0, "pass_rate": 0.5})
     alone, across = ReinforcePP(), ReinforcePP(baseline="none")
     for section, passed in ((alone, 0.5), (across, 0.0), (across, 1.0)):
-        course = Course(section, [{"same_reward": 1.0, "pass_rate": passed}] * (WINDOW - 1))
+        course = RunHealth(section, [{"same_reward": 1.0, "pass_rate": passed}] * (WINDOW - 1))
         with pytest.warns(IdleWarning):
             course.tell_idling({"same_reward": 1.0, "pass_rate": passed})
 
 
 def test_nineteen_groups_in_twenty_without_an_advantage_are_enough_to_say_so() -> None:
     """And where half of the rollouts pass it is no cold start that is lacking."""
-    course = Course(Dapo(), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
+    course = RunHealth(Dapo(), [{"same_reward": 1.0, "pass_rate": 0.5}] * (WINDOW - 1))
     with pytest.warns(IdleWarning, match="in 95% of the groups") as told:
         course.tell_idling({"same_reward": 0.5, "pass_rate": 0.5})
     assert "cold start" not in str(told[0].message)
@@ -432,25 +432,25 @@ def test_nineteen_groups_in_twenty_without_an_advantage_are_enough_to_say_so() -
 def test_whether_a_run_ends_with_a_step_is_known_before_its_line(sampled: int | None, cpu_s: float, ends: bool) -> None:
     """By what the steps before have sampled, and lines without that figure say nothing."""
     section = Dapo(max_sampled_tokens=100, max_cpu_seconds=10)
-    course = Course(section, [{"sampled_tokens": 90}, {}])
+    course = RunHealth(section, [{"sampled_tokens": 90}, {}])
     course.add({"sampled_tokens": 9})
     course.add({})
     assert course.ends_with({} if sampled is None else {"sampled_tokens": sampled}, cpu_s) == ends
     assert not course.over
-    assert not any(Course(Dapo(max_cpu_seconds=0.5), lines).over for lines in ([], [{}]))
+    assert not any(RunHealth(Dapo(max_cpu_seconds=0.5), lines).over for lines in ([], [{}]))
 
 
 def test_a_run_ends_after_the_step_in_which_its_tokens_are_spent() -> None:
-    course = Course(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}])
+    course = RunHealth(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}])
     assert not course.over
     course.add({"sampled_tokens": 40})
     assert course.over
-    assert Course(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}, {"sampled_tokens": 41}]).over
-    assert not Course(Dapo(), [{"sampled_tokens": 1e9, "cpu_s": 1e9}]).over
+    assert RunHealth(Dapo(max_sampled_tokens=100), [{"sampled_tokens": 60}, {"sampled_tokens": 41}]).over
+    assert not RunHealth(Dapo(), [{"sampled_tokens": 1e9, "cpu_s": 1e9}]).over
 
 
 def test_a_run_ends_after_the_step_in_which_its_seconds_are_spent() -> None:
     section = Dapo(max_cpu_seconds=10)
-    assert not Course(section, []).over
-    assert not Course(section, [{"cpu_s": 6.0}, {"cpu_s": 9.9}]).over
-    assert Course(section, [{"cpu_s": 6.0}, {"cpu_s": 10.0}]).over
+    assert not RunHealth(section, []).over
+    assert not RunHealth(section, [{"cpu_s": 6.0}, {"cpu_s": 9.9}]).over
+    assert RunHealth(section, [{"cpu_s": 6.0}, {"cpu_s": 10.0}]).over

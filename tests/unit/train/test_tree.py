@@ -16,7 +16,7 @@ from retcon.rollout.context import RolloutLimits
 from retcon.train.batch import collate
 from retcon.train.objective.loss import Totals
 from retcon.train.objective.tree import CreditedGroup, credit_groups, loss_share, node_fates, tree_metrics
-from retcon.train.prompts import Drawn, recorded, selected
+from retcon.train.prompts import StepGroups, with_records, with_selections
 from retcon.train.update import to_samples
 
 LIMITS = RolloutLimits(1000, 4)
@@ -134,14 +134,14 @@ def test_each_depth_of_a_tree_weighs_as_much_as_the_root():
 def test_stored_children_say_what_became_of_them():
     taken_out = node("a/x", parent="a", call="0.1.0")
     made = group(node("a", taken_out, node("a/k", parent="a")), node("b", node("b/k", parent="b")), node("c"))
-    drawn = Drawn()
+    drawn = StepGroups()
     drawn.add(made, [made[0], made[2]])
     for kind, kept in (("root", "root_only"), ("inherit", "kept")):
         given = recipe(f"credit.kind={kind}", "rl.group=2")
         one = credited([made[0], made[2]], f"credit.kind={kind}")
         samples = to_samples(one.nodes, one.advantages, given.rl)
         learnt = {n.id: (a, s) for n, a, s in zip(one.nodes, one.advantages, samples, strict=True)}
-        stored = {n.id: n for root in recorded(selected(given, drawn), 1, learnt, {}) for n in root.tree}
+        stored = {n.id: n for root in with_records(with_selections(given, drawn), 1, learnt, {}) for n in root.tree}
         assert {id: n.selection for id, n in stored.items()} == {
             "a": "kept", "a/x": "rolled_back", "a/k": kept, "b": "selection", "b/k": "selection", "c": "kept",
         }  # fmt: skip

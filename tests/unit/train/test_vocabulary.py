@@ -17,7 +17,7 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Completion, Pair, Segment, Trajectory, Turn
 from retcon.store import jsonl
 from retcon.store.jsonl import write_pairs
-from retcon.train.datasets.demonstrations import read_samples, refuse_other_texts, vocabulary_of
+from retcon.train.datasets.demonstrations import check_texts, read_samples, vocabulary_of
 from retcon.train.datasets.preferences import read_preferences
 from retcon.train.demos.making import demonstrations
 
@@ -47,7 +47,9 @@ def trajectory(chat: Chat) -> Trajectory:
 def test_demonstrations_of_another_model_are_refused_by_line(tmp_path: Path) -> None:
     file = tmp_path / "d.jsonl"
     jsonl.write(file, [trajectory(CHAT), trajectory(OTHERS)])
-    with pytest.raises(RecordError, match=r"d\.jsonl, line 2: the ids of .*user.* to this model: another model's"):
+    with pytest.raises(
+        RecordError, match=r"d\.jsonl, line 2: the ids of .*user.* to this model: they are another model's"
+    ):
         read_samples(file, CHAT, vocabulary=TOKENIZER.size)
     jsonl.write(file, [trajectory(OTHERS)])
     assert len(read_samples(file, OTHERS, vocabulary=TOKENIZER.size)) == 1
@@ -99,7 +101,7 @@ E = tuple("é".encode())
          "spaces", "a control too many", "padding", "nothing", "the first id", "one cut character"],
 )  # fmt: skip
 def test_texts_that_were_written_otherwise_are_the_models_own(said: list[tuple[str, tuple[int, ...]]]) -> None:
-    refuse_other_texts(said, TOKENIZER, "here")
+    check_texts(said, TOKENIZER, "here")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_texts_that_were_written_otherwise_are_the_models_own(said: list[tuple[s
 )
 def test_texts_that_the_ids_do_not_say_are_not(text: str, ids: tuple[int, ...]) -> None:
     with pytest.raises(RecordError, match="here: the ids of"):
-        refuse_other_texts([("c", (99,)), (text, ids)], TOKENIZER, "here")
+        check_texts([("c", (99,)), (text, ids)], TOKENIZER, "here")
 
 
 def test_a_vocabulary_is_known_by_what_its_ids_say() -> None:

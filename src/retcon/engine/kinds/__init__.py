@@ -1,1 +1,1 @@
-"""The kinds of [engine], one per file: what a file defines is named by the file's name."""
+"""Kinds of [engine], one per file of that name."""

@@ -12,12 +12,12 @@ if TYPE_CHECKING:  # it brings torch
 
 
 class LocalSection(EngineSection):
-    """`kind = "local"`. See `LocalEngine`; what it computes with stands in [compute]."""
+    """Section `kind = "local"` of `LocalEngine`; its device and dtype stand in [compute]."""
 
     carries_over: ClassVar[bool] = True
 
     def build(self, setup: EngineSetup) -> LocalEngine:
-        model = setup.model()  # says what is missing where there is no torch
+        model = setup.model()  # names the missing extra without torch
         from retcon.engine.local.engine import LocalEngine
 
         return LocalEngine(

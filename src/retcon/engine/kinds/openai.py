@@ -15,13 +15,13 @@ from retcon.config.section import NonNegative, Positive, Rate, api_url
 from retcon.core.errors import EngineError, RecipeError
 from retcon.core.types import ToolSpec
 from retcon.engine.openai.engine import OpenAIEngine, OpenAISettings
-from retcon.engine.openai.messages import INSTRUCTIONS, Fenced, Manner, StandIn
+from retcon.engine.openai.messages import INSTRUCTIONS, FencedMessages, Manner, SurrogateTokenizer
 from retcon.engine.types import EngineSetup
-from retcon.models.remote import DEFAULT_KEY_ENV, key_is_missing
+from retcon.models.remote import DEFAULT_KEY_ENV, is_key_missing
 
 
 class OpenAISection(EngineSection):
-    """`kind = "openai"`. See `OpenAIEngine`: the tokenizer of model.path stands in for the server's."""
+    """Section `kind = "openai"`: the tokenizer of model.path stands in for the server's (`OpenAIEngine`)."""
 
     in_process: ClassVar[bool] = False
 
@@ -29,7 +29,7 @@ class OpenAISection(EngineSection):
     model: str = Field("", description="its name there; empty: the only one that the server has")
     calls: Manner = Field("native", description="how the model calls tools: native (the request's `tools`) | fence (a "
                           "block of Python in its text)")  # fmt: skip
-    instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the model is told about tools")
+    instructions: str = Field(INSTRUCTIONS, description="with calls = 'fence': what the prompt says about tools")
     key_env: str = Field(DEFAULT_KEY_ENV, description="environment variable that holds the API's key; empty for none")
     context: Positive = Field(32768, description="tokens that the server takes, as model.path counts them")
     answer_tokens: NonNegative = Field(0, description="most tokens of one message; 0: what rollout.max_tokens leaves")
@@ -59,18 +59,18 @@ class OpenAISection(EngineSection):
         return f"{self.url} {self.model}".strip()
 
     def chat(self, folder: Path, system: str | None, tools: Sequence[ToolSpec]) -> Chat:
-        """A chat of messages, its words in the tokens of the model in `folder`."""
-        tokenizer = StandIn(load_tokenizer(folder), str(folder))
-        framing = Fenced(self.instructions) if self.calls == "fence" else None
+        """Return a chat of messages in the tokens of `folder`'s model."""
+        tokenizer = SurrogateTokenizer(load_tokenizer(folder), str(folder))
+        framing = FencedMessages(self.instructions) if self.calls == "fence" else None
         style = "retcon.engine.openai.messages:" + ("FENCED" if self.calls == "fence" else "NATIVE")
         return Chat(tokenizer, style=style, system=system, tools=tools, framing=framing)
 
     def build(self, setup: EngineSetup) -> OpenAIEngine:
         if not self.url:
             raise RecipeError("engine.url: it is empty; engine.kind = 'openai' needs it")
-        if key_is_missing(self.key_env):
+        if is_key_missing(self.key_env):
             raise RecipeError(f"engine.key_env names {self.key_env}, which is not set")
-        if not isinstance(setup.tokenizer, StandIn):
+        if not isinstance(setup.tokenizer, SurrogateTokenizer):
             raise EngineError("engine.kind = 'openai' speaks messages: it takes the chat of `build_chat` alone")
         settings = OpenAISettings(
             self.url, self.model, self.calls, self.key_env, self.seconds, self.attempts, self.at_once,

@@ -1,4 +1,4 @@
-"""The scripted engine in a recipe: to try a task, a grader or a tool without a model."""
+"""Scripted engine: try a task, a grader or a tool without a model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Reply = str | Exception
 
 
 class ScriptedEngine:
-    """Plays `replies`; implements `Generator`.
+    """A `Generator` that plays `replies`.
 
     replies: texts that every request id is given in order, or a function (request_id, text so far, n) of the n-th
     generation of a request, counted from 0. An exception among them is raised in its place. Control tokens in a
-    reply are what they say; it ends after its first stop id or stop string, and is given the request's first stop id
+    reply are encoded as such; it ends after its first stop id or stop string, and is given the request's first stop id
     where it has neither.
 
     Log-probs are made up, but a pure function of prefix and id: `score` gives what generation under that prefix gave.
-    Those of the distribution that was sampled from are None: nothing was sampled.
-    seen: (request id, ids) of every generation asked for, in order, and params: how. scored: (request id, ids, start).
-    released: request ids; one that is asked for again begins the replies anew.
+    There are no sampling log-probs, as nothing was sampled.
+    seen: (request id, ids) of every requested generation, in order; params: its parameters. scored: (request id, ids,
+    start). released: request ids; one that is requested again begins the replies anew.
     """
 
     def __init__(self, tokenizer: Tokenizer, replies: Sequence[Reply] | Callable[[str, str, int], str]) -> None:
@@ -42,9 +42,9 @@ class ScriptedEngine:
         self._generations: defaultdict[str, int] = defaultdict(int)
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """The next reply, cut after params.max_tokens ids.
+        """Return the next reply, cut after params.max_tokens ids.
 
-        Raises EngineError where the script has no more, and for parameters that no engine serves.
+        Raises EngineError at the end of the script, and for invalid parameters.
         """
         check_params(request_id, params)
         self.seen.append((request_id, tuple(ids)))
@@ -77,7 +77,7 @@ class ScriptedEngine:
         return reply
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> tuple[float, ...]:
-        """What `generate` gave, or would have given, for ids[start:] after ids[:start]."""
+        """Return what `generate` gave, or would have given, for ids[start:] after ids[:start]."""
         self.scored.append((request_id, tuple(ids), start))
         return _logprobs(ids, start)
 
@@ -87,7 +87,7 @@ class ScriptedEngine:
 
 
 def _logprobs(ids: Sequence[int], start: int) -> tuple[float, ...]:
-    """A number in (-4, 0] for each of ids[start:], from a hash of all ids up to it."""
+    """Return a number in (-4, 0] for each of ids[start:], from a hash of all ids up to it."""
     digest = hashlib.blake2b(digest_size=8)
     values = []
     for i, token in enumerate(ids):
@@ -98,11 +98,11 @@ def _logprobs(ids: Sequence[int], start: int) -> tuple[float, ...]:
 
 
 class ScriptedSection(EngineSection):
-    """`kind = "scripted"`. See `ScriptedEngine`."""
+    """Section `kind = "scripted"` of `ScriptedEngine`."""
 
     in_process: ClassVar[bool] = False
 
-    replies: tuple[str, ...] = Field((), description="what every rollout is given, in order")
+    replies: tuple[str, ...] = Field((), description="replies of every rollout, in order")
 
     def check_training(self, recipe: Recipe) -> None:
         raise RecipeError("engine.kind = 'scripted' cannot be trained with: its replies follow no weights")

@@ -15,11 +15,11 @@ from retcon.core.errors import CheckpointError, EngineError, RecipeError
 from retcon.engine.types import EngineSetup
 from retcon.engine.vllm.engine import VLLMEngine, VLLMSettings
 from retcon.engine.vllm.process import Launch, Server
-from retcon.models.remote import key_is_missing
+from retcon.models.remote import is_key_missing
 
 
 class VLLMSection(EngineSection):
-    """`kind = "vllm"`. See `VLLMEngine`."""
+    """Section `kind = "vllm"` of `VLLMEngine`."""
 
     in_process: ClassVar[bool] = False
     carries_over: ClassVar[bool] = True
@@ -55,7 +55,7 @@ class VLLMSection(EngineSection):
             raise RecipeError("engine.lora gives servers adapters, and lora.rank is 0: set a rank, or leave it out")
         folder = self.weights_folder
         if folder and not (Path(folder).is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-            raise RecipeError(f"engine.weights_folder: {folder} is no folder that can be written to")
+            raise RecipeError(f"engine.weights_folder: {folder} is not a writable folder")
 
     def requests(self) -> int:
         return self.at_once * max(1, len(self.url))
@@ -68,7 +68,7 @@ class VLLMSection(EngineSection):
         own, adapters = None, setup.adapters if self.lora else None
         if self.python:
             if setup.folder is None:
-                raise EngineError("engine.python: a server is started with a model's folder, and there is none")
+                raise EngineError("engine.python: a server needs a model's folder, and the setup has no `folder`")
             launch = Launch(
                 self.python,
                 setup.folder,
@@ -104,14 +104,14 @@ class VLLMSection(EngineSection):
         if bool(self.url) == bool(self.python):
             both = "both are given" if self.url else "neither is given"
             raise RecipeError(f"engine.kind = 'vllm' needs engine.url or engine.python, and {both}")
-        if key_is_missing(self.key_env):
+        if is_key_missing(self.key_env):
             raise RecipeError(f"engine.key_env names {self.key_env}, which is not set")
 
 
 def dtype_of(setup: EngineSetup, folder: Path) -> str:
-    """Of the weights that the server is to decode with: what the recipe says, else the trained model's, else the
-    folder's. vLLM's own `auto` would make 16 bits of float32, which the engine in this process does not. Raises
-    CheckpointError."""
+    """Return the dtype of the server's weights: the recipe's, else the trained model's, else the folder's.
+
+    vLLM's own `auto` would make 16 bits of float32, unlike the engine in this process. Raises CheckpointError."""
     if setup.dtype != "auto":
         return setup.dtype
     if setup.trained:

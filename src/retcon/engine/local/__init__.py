@@ -1,1 +1,1 @@
-"""Continuous batching over any Hugging Face causal LM, in this process."""
+"""Continuous batching over a Hugging Face causal LM, in this process."""

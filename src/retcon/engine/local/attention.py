@@ -1,8 +1,8 @@
-"""Attention over slabs of keys and values, as one of transformers' attention functions.
+"""Attention over slabs of keys and values, for transformers' attention interface.
 
 A forward of the engine is packed: all tokens of all requests in one row, (1, N), so that linear layers see one batch
-whatever each request does. What belongs together is known to the `ForwardPlan` alone, which travels with the forward as
-the keyword `retcon_plan`: it stores the new keys and values and attends job by job.
+whatever each request does. Only the `ForwardPlan` knows which tokens belong together. It travels with the forward as
+the keyword `retcon_plan`, stores the new keys and values and attends job by job.
 
 The G query heads that share a head of keys are folded into the query length: (B, KV, G, D) against (B, KV, L, D) needs
 no copy of the keys for every query head.
@@ -21,34 +21,34 @@ from torch.nn.functional import pad
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from retcon.core.errors import EngineError, reraise_as
-from retcon.engine.local.slabs import Slab, attend_by_products, quicker
+from retcon.engine.local.slabs import Slab, attend_by_products, prefers_products
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "retcon"
 UNKNOWN = ("softcap", "s_aux", "position_bias")
-"""What some models hand to their attention and ours does not do."""
+"""Options of some models' attention that are not supported here."""
 
 
-class Attend(Protocol):
-    """Part of a packed attention: queries (N, H, D), new keys (N, KV, D), new values (N, KV, E), which are stored."""
+class AttentionJob(Protocol):
+    """Part of a packed attention: queries (N, H, D), stored keys (N, KV, D) and values (N, KV, E)."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """(M, H, E) for M of the tokens."""
+        """Return the attention of M of the tokens, (M, H, E)."""
         ...
 
     @property
     def target(self) -> slice | Tensor:
-        """Which ids these are."""
+        """The M tokens, by index."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
-    """Where the new keys and values of tokens start…end go: slots and positions, (end - start,) each.
+class KVStore:
+    """Slots and positions of new keys and values, (end - start,) each.
 
-    index: by number of heads, the rows of a slab's (slots · KV · capacity, size) that these are, once they are known.
+    index: by number of heads, the rows in a slab's (slots · KV · capacity, size), once they are known.
     """
 
     slab: Slab
@@ -70,12 +70,13 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class DecodeJob:
-    """Ids start…end, of some of the first `count` slots of a slab, which makes reading a view and no copy.
+    """Attention of ids start…end in the first `count` slots of a slab.
 
-    width: ids of a slot at most. where: (end - start,), slot · width + number of each id; None where each slot has one.
-    mask: (count, width, capacity), additive, where a slot has several, the later hidden from the earlier ones; else the
-    slab's own. queries: each head of keys gets so many, some for nothing, so that none depends on their number.
-    cold: whether what is kept is more than a cache holds. length: how much of the slots is looked at, all where None.
+    The slots are read as a view, without a copy. width: ids of a slot at most. where: (end - start,), slot · width +
+    number of each id; None where each slot has one. mask: (count, width, capacity), additive, where a slot has several
+    ids, the later hidden from the earlier ones; else the slab's own. queries: queries for each head of keys, padded so
+    that no result depends on their number. cold: whether keys and values exceed the processor's cache. length:
+    positions of the slots that are attended to, None for all.
     """
 
     slab: Slab
@@ -122,16 +123,15 @@ class DecodeJob:
         return attended if self.where is None else attended.index_select(0, self.where)
 
     def _warm(self, kept: Tensor) -> None:
-        """Read it in order, as fast as memory allows; the products in bfloat16 wait for each piece that is not in the
-        cache. Together that takes a quarter less."""
+        """Read keys or values in order, as fast as memory allows: products in bfloat16 wait for each piece that is not
+        in the cache. Together that takes a quarter less."""
         if self.cold:
             kept.view(torch.int64).sum()
 
 
 @dataclass(frozen=True, slots=True)
 class FreshJob:
-    """`rows` stretches of `width` tokens each that start at position 0, one after the other from token `start` on. They
-    need nothing that is stored."""
+    """Attention of new texts: `rows` chunks of `width` tokens from position 0, one after another from token `start`."""
 
     start: int
     rows: int
@@ -145,10 +145,10 @@ class FreshJob:
         queries, keys, values = (
             x[self.target].view(self.rows, self.width, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)
         )
-        if quicker(q):
+        if prefers_products(q):
             attended = attend_by_products(queries, keys, values, None, scale)
         else:
-            keys, values = (_for_each(queries, x) for x in (keys, values))
+            keys, values = (_repeat_heads(queries, x) for x in (keys, values))
             shared = queries.shape[1] != keys.shape[1]
             attended = sdpa(queries, keys, values, is_causal=True, scale=scale, enable_gqa=shared)
         return attended.transpose(1, 2).flatten(0, 1)
@@ -156,11 +156,11 @@ class FreshJob:
 
 @dataclass(frozen=True, slots=True)
 class PastJob:
-    """Stretches that follow what is stored, in slots (R,) of a slab.
+    """Attention of chunks after stored tokens, in slots (R,) of a slab.
 
-    index: (R, T) of tokens in the packed row, padded on the right with any. target: (M,) those that are not padding,
-    and where: (M,) where they lie in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares
-    the copies of keys but repeats the mask.
+    index: (R, T) of tokens in the packed row, padded on the right with any. target: (M,) the tokens without padding,
+    where: (M,) their places in R · T. mask: (R, 1, T, L) additive. folded: whether to fold heads, which spares the
+    copies of keys but repeats the mask.
     """
 
     slab: Slab
@@ -178,44 +178,45 @@ class PastJob:
         queries = q.index_select(0, self.index.flatten()).unflatten(0, self.index.shape).transpose(1, 2)
         rows, heads, width, size = queries.shape
         groups = heads // keys.shape[1]
-        if quicker(q):
+        if prefers_products(q):
             attended = attend_by_products(queries, keys, values, self.mask, scale)
         elif self.folded and groups > 1:
             queries = queries.reshape(rows, keys.shape[1], groups * width, size)
             mask = self.mask.repeat(1, 1, groups, 1)
             attended = sdpa(queries, keys, values, attn_mask=mask, scale=scale).reshape(rows, heads, width, -1)
         else:
-            keys, values = (_for_each(queries, x) for x in (keys, values))
+            keys, values = (_repeat_heads(queries, x) for x in (keys, values))
             shared = heads != keys.shape[1]
             attended = sdpa(queries, keys, values, attn_mask=self.mask, scale=scale, enable_gqa=shared)
         return attended.transpose(1, 2).flatten(0, 1).index_select(0, self.where)
 
 
-def _for_each(queries: Tensor, shared: Tensor) -> Tensor:
-    """On a GPU, keys or values (B, KV, L, D) for each of the queries' heads, (B, H, L, D): with a mask, or in float32,
-    only the slowest of its kernels knows of groups, and it keeps all scores; in other cases the copy is small beside a
-    stretch's products. Elsewhere as they are."""
+def _repeat_heads(queries: Tensor, shared: Tensor) -> Tensor:
+    """On a GPU, repeat keys or values (B, KV, L, D) for each of the queries' heads, (B, H, L, D).
+
+    With a mask, or in float32, only its slowest kernel knows of groups, and keeps all scores; else the copy is small
+    beside a chunk's products."""
     groups = queries.shape[1] // shared.shape[1]
     return shared.repeat_interleave(groups, 1) if shared.device.type == "cuda" and groups > 1 else shared
 
 
 Form = tuple[tuple[int, int, int, int], ...]
-"""Of each decode job: its slab's number, ids, slots, and positions that are looked at."""
+"""Of each decode job: its slab's number, ids, slots, and positions that are attended to."""
 
 
 @dataclass(slots=True)
 class ForwardPlan:
     """One packed forward of N tokens. ids, positions: (N,). keep: (K,) tokens whose logits are wanted.
 
-    whole: whether there is one job, of all tokens in order but for those at the end that only pad the batch. form
-    and block: of a plan that can be replayed (see `fixed`).
+    whole: whether one job has all tokens in order, except padding at the end. form and block: of a plan that can be
+    replayed (see `fixed_plan`).
     """
 
     ids: Tensor
     positions: Tensor
     keep: Tensor
-    stores: Sequence[Store] = ()
-    jobs: Sequence[Attend] = ()
+    stores: Sequence[KVStore] = ()
+    jobs: Sequence[AttentionJob] = ()
     whole: bool = False
     form: Form | None = None
     block: Tensor | None = None
@@ -238,11 +239,10 @@ class ForwardPlan:
 
 
 @dataclass(slots=True)
-class Shapes(ForwardPlan):
-    """A plan that only notes what each layer keeps of an id: (heads of keys, size of a key, size of a value).
+class ShapeRecorder(ForwardPlan):
+    """A plan that records layers' (heads of keys, key size, value size).
 
-    products: what its attention multiplies, each once: (heads of keys, heads of queries to one of these, size of a key,
-    of a value).
+    products: the shapes of its attention: (heads of keys, heads of queries to one of these, key size, value size).
     """
 
     layers: dict[int, tuple[int, int, int]] = field(default_factory=dict)
@@ -265,20 +265,20 @@ def attention(
     scaling: float | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query (1, H, N, D), key (1, KV, N, D), value (1, KV, N, E) → (1, N, H, E)."""
+    """Attend for transformers: query (1, H, N, D), key (1, KV, N, D), value (1, KV, N, E) → (1, N, H, E)."""
     if retcon_plan is None:
-        raise EngineError(f"{type(module).__name__} does not hand options on to its attention function")
+        raise EngineError(f"{type(module).__name__} does not pass options to its attention function")
     asked = [name for name in UNKNOWN if options.get(name) is not None]
     if asked:
-        raise EngineError(f"{type(module).__name__} asks for {', '.join(asked)}, which packed forwards do not do")
+        raise EngineError(f"{type(module).__name__} needs {', '.join(asked)}, which packed forwards do not support")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     q, k, v = (x.transpose(1, 2)[0] for x in (query, key, value))
     return retcon_plan.attend(module.layer_idx, q, k, v, scale)[None], None  # type: ignore[arg-type]
 
 
 def forward(model: PreTrainedModel, plan: ForwardPlan) -> Tensor:
-    """Logits (K, V) of the plan's ids, their keys and values stored. Leaves the model as it was."""
-    with _attending(model):
+    """Return a plan's logits (K, V); store its keys and values. Leaves the model as it was."""
+    with _retcon_attention(model):
         logits: Tensor = model(
             input_ids=plan.ids[None],
             position_ids=plan.positions[None],
@@ -290,7 +290,7 @@ def forward(model: PreTrainedModel, plan: ForwardPlan) -> Tensor:
 
 
 @contextmanager
-def _attending(model: PreTrainedModel) -> Iterator[None]:
+def _retcon_attention(model: PreTrainedModel) -> Iterator[None]:
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
@@ -303,10 +303,10 @@ def _attending(model: PreTrainedModel) -> Iterator[None]:
         config._attn_implementation = before
 
 
-def shapes(model: PreTrainedModel) -> Shapes:
-    """What the model keeps of an id, found by a forward of one. Raises EngineError where it cannot be known."""
+def record_shapes(model: PreTrainedModel) -> ShapeRecorder:
+    """Record the model's shapes by a forward of one id. Raises EngineError where they cannot be known."""
     nothing = torch.zeros(1, dtype=torch.long, device=model.device)
-    plan = Shapes(nothing, nothing, nothing)
+    plan = ShapeRecorder(nothing, nothing, nothing)
     name = type(model).__name__
     with torch.inference_mode(), reraise_as(EngineError, f"{name} over stored keys and values"):
         forward(model, plan)

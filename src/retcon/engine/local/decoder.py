@@ -1,7 +1,7 @@
-"""What computes the engine's forwards: the quickest decoder that is known to give what the model's own forward gives.
+"""Decoders of the engine's forwards, and the choice of the quickest.
 
-The lean one and the model's modules around attention over slabs compute packed forwards; for any other model, its own
-forward and cache (`own`).
+A decoder must give the log-probs of the model's own forward. The fused one and the model's modules around attention
+over slabs compute packed forwards; for any other model, its own forward and cache (`own`).
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import torch
 from torch import Tensor
 
 from retcon.core.errors import ComputeWarning, EngineError, reraise_as
-from retcon.engine.local.attention import ForwardPlan, Shapes, forward, shapes
+from retcon.engine.local.attention import ForwardPlan, ShapeRecorder, forward, record_shapes
 from retcon.engine.local.forward import (
+    Chunk,
     Invariance,
-    Kept,
-    Planned,
+    Output,
+    PlanOptions,
     Probes,
     Products,
     Step,
-    Stretch,
     linear_layers,
-    plan,
+    plan_forward,
 )
-from retcon.engine.local.lean import Lean, room, why_not
-from retcon.engine.local.own import WAYS, OwnForward
-from retcon.engine.local.slabs import KeysAndValues, Layout, Place, padded
-from retcon.models.loading import positions
+from retcon.engine.local.fused import FusedForward, needed_memory, why_unsupported
+from retcon.engine.local.own import CACHE_USES, OwnForward
+from retcon.engine.local.slabs import KeysAndValues, Layout, Place, round_up
+from retcon.models.loading import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,42 +57,42 @@ class Decoder(Protocol):
     @property
     def invariance(self) -> Invariance: ...
 
-    def feed(self, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
-        """What is kept of the steps, then of the stretches, in their order (`plan`); what they feed is stored."""
+    def feed(self, steps: Sequence[Step], chunks: Sequence[Chunk], device: torch.device) -> Output:
+        """Compute steps and chunks; return the output of the steps, then of the chunks."""
         ...
 
     def feeds(self, decoding: bool, full: bool) -> bool:
-        """Whether the next forward should feed what waits to be fed. decoding: whether it has anything else to do.
-        full: whether what waits fills it, so that to wait for more would spare no forward."""
+        """Return whether the next forward should feed the waiting chunks. decoding: whether it has anything else to do.
+        full: whether the chunks fill it, so that waiting spares no forward."""
         ...
 
     def refresh(self) -> None:
-        """The weights have changed, or how many threads torch has, by which products go."""
+        """Lay the weights out anew, as they or torch's threads have changed."""
         ...
 
     def forget(self) -> None:
-        """Keys and values are forgotten: what was made for slabs that are gone goes with them."""
+        """Drop what was made for slabs that no longer exist."""
         ...
 
 
 @runtime_checkable
-class PackedDecoder(Decoder, Planned, Protocol):
-    """Computes packed forwards."""
+class PackedDecoder(Decoder, PlanOptions, Protocol):
+    """A decoder of packed forwards."""
 
-    def __call__(self, plan: ForwardPlan) -> Kept:
-        """What the plan keeps of its ids, their keys and values stored."""
+    def __call__(self, plan: ForwardPlan) -> Output:
+        """Compute a plan and store its keys and values."""
         ...
 
 
-class Packing:
-    """Feeds all with one packed forward."""
+class PackedFeed:
+    """A mixin that feeds everything with one packed forward."""
 
-    def feed(self: PackedDecoder, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
-        return self(plan(steps, stretches, self, device))
+    def feed(self: PackedDecoder, steps: Sequence[Step], chunks: Sequence[Chunk], device: torch.device) -> Output:
+        return self(plan_forward(steps, chunks, self, device))
 
 
-class _AtOnce(Packing):
-    """What feeds with the next forward whatever there is."""
+class _EagerFeed(PackedFeed):
+    """A mixin that feeds whatever waits with the next forward."""
 
     replays = False
 
@@ -100,13 +100,13 @@ class _AtOnce(Packing):
         return True
 
     def forget(self) -> None:
-        """Nothing is made for a slab."""
+        """Do nothing: nothing is made for a slab."""
 
 
-class Transformers(_AtOnce):
+class ModulesDecoder(_EagerFeed):
     """The model's own modules, around attention over slabs."""
 
-    def __init__(self, model: PreTrainedModel, kept: Shapes, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, kept: ShapeRecorder, reason: str) -> None:
         self._model = model
         self.about = f"transformers' own forward: {reason}"
         self.layout = KeysAndValues(kept.layers, model.dtype, model.device)
@@ -115,44 +115,44 @@ class Transformers(_AtOnce):
         self._tried = all(parameter.ndim < 3 for parameter in model.parameters())
         self.refresh()
 
-    def __call__(self, plan: ForwardPlan) -> Kept:
+    def __call__(self, plan: ForwardPlan) -> Output:
         logits = forward(self._model, plan)
-        return Kept(logits, _themselves, logits.shape[-1])
+        return Output(logits, _identity, logits.shape[-1])
 
     def refresh(self) -> None:
-        """It holds the weights itself."""
+        """Look at the threads; the model itself holds the weights."""
         self.invariance = self._probes.now() if self._tried else Invariance()
 
 
-def _themselves(logits: Tensor) -> Tensor:
+def _identity(logits: Tensor) -> Tensor:
     return logits
 
 
-class LeanDecoder(_AtOnce):
-    """The lean forward."""
+class FusedDecoder(_EagerFeed):
+    """A decoder by the fused forward."""
 
-    about = "the lean forward, which gives what transformers' own gives"
+    about = "the fused forward, which gives what transformers' own gives"
 
-    def __init__(self, model: PreTrainedModel, kept: Shapes, max_len: int) -> None:
-        self._lean = Lean(model, max_len)
+    def __init__(self, model: PreTrainedModel, kept: ShapeRecorder, max_len: int) -> None:
+        self._fused = FusedForward(model, max_len)
         self.layout = KeysAndValues(kept.layers, model.dtype, model.device)
         self._probes = Probes(self._of_each_shape, kept.products, model.dtype, model.device)
         self.invariance = self._probes.now()
 
-    def __call__(self, plan: ForwardPlan) -> Kept:
-        head = self._lean.head
-        return Kept(self._lean(plan), head, head.shape[0], self.invariance.rows)
+    def __call__(self, plan: ForwardPlan) -> Output:
+        head = self._fused.head
+        return Output(self._fused(plan), head, head.shape[0], self.invariance.rows)
 
     def refresh(self) -> None:
-        self._lean.refresh()
+        self._fused.refresh()
         self.invariance = self._probes.now()
 
     def _of_each_shape(self) -> Products:
-        of_each_shape = {p.shape: p for p in self._lean.products}
+        of_each_shape = {p.shape: p for p in self._fused.products}
         return ((shape[1], p) for shape, p in of_each_shape.items())
 
 
-def decoder_for(model: PreTrainedModel, max_len: int, reserved: int = 0) -> Decoder:
+def choose_decoder(model: PreTrainedModel, max_len: int, reserved: int = 0) -> Decoder:
     """Choose the quickest decoder with the log-probs of the model's own forward; log which.
 
     reserved: bytes of a GPU that are not free for it.
@@ -163,20 +163,19 @@ def decoder_for(model: PreTrainedModel, max_len: int, reserved: int = 0) -> Deco
     with torch.inference_mode():
         try:
             check_packed(model, max_len)
-            decoder = _agreeing(
-                _packed(model, shapes(model), max_len, reserved), model, [min(TRIED_IDS, max_len)], TOLERANCE
-            )
+            packed = _packed_decoders(model, record_shapes(model), max_len, reserved)
+            decoder = _first_agreeing(packed, model, [min(TRIED_IDS, max_len)], TOLERANCE)
         except EngineError as error:
-            decoder = _own(model, max_len, str(error))
+            decoder = _own_decoder(model, max_len, str(error))
             warnings.warn(f"rollouts decode more slowly, with {decoder.about}", ComputeWarning, stacklevel=3)
     _LOG.info("decoding with %s", decoder.about)
     return decoder
 
 
-def _agreeing(
+def _first_agreeing(
     decoders: Iterable[Decoder], model: PreTrainedModel, lengths: Sequence[int], tolerance: Mapping[torch.dtype, float]
 ) -> Decoder:
-    """The first of `decoders` whose log-probs are those of the model, over histories of each length."""
+    """Return the first of `decoders` with the log-probs of the model, over histories of each length."""
     for decoder in decoders:
         apart = [compare(decoder, model, length) for length in lengths]
         if all(relative <= tolerance.get(model.dtype, 0.2) for _, relative in apart):
@@ -188,30 +187,30 @@ def _agreeing(
     )
 
 
-def _packed(model: PreTrainedModel, kept: Shapes, max_len: int, reserved: int) -> Iterator[Decoder]:
-    """Those that may decode the model with packed forwards, the quickest first."""
-    if (reason := why_not(model)) is None:
-        needed, free = room(model, reserved)
+def _packed_decoders(model: PreTrainedModel, kept: ShapeRecorder, max_len: int, reserved: int) -> Iterator[Decoder]:
+    """Yield decoders of packed forwards for the model, the quickest first."""
+    if (reason := why_unsupported(model)) is None:
+        needed, free = needed_memory(model, reserved)
         if needed <= free:
-            yield LeanDecoder(model, kept, max_len)
-            reason = f"the lean one's log-probs differ from those of {type(model).__name__}"
+            yield FusedDecoder(model, kept, max_len)
+            reason = f"the fused one's log-probs differ from those of {type(model).__name__}"
         else:
-            reason = f"the lean one wants {needed / 2**30:.2f} GiB of free memory, and there are {free / 2**30:.2f}"
+            reason = f"the fused one needs {needed / 2**30:.2f} GiB of free memory, and {free / 2**30:.2f} are free"
             slower = f"rollouts decode with transformers' own forward, which is slower: {reason}"
             warnings.warn(slower, ComputeWarning, stacklevel=5)
-    yield Transformers(model, kept, reason)
+    yield ModulesDecoder(model, kept, reason)
 
 
-def _own(model: PreTrainedModel, max_len: int, reason: str) -> Decoder:
-    """The model's own forward, with the most of its cache that can be used."""
+def _own_decoder(model: PreTrainedModel, max_len: int, reason: str) -> Decoder:
+    """Return the model's own forward, with as much of its cache as works."""
     name, last = type(model).__name__, ""
-    for way in WAYS:
+    for way in CACHE_USES:
         if way.exact and model.dtype is not torch.float32:
             continue
         try:
             with reraise_as(EngineError, name):
                 decoder = OwnForward(model, way, reason)
-                found = _agreeing([decoder], model, sorted({min(n, max_len) for n in TRIED_OWN}), OWN_TOLERANCE)
+                found = _first_agreeing([decoder], model, sorted({min(n, max_len) for n in TRIED_OWN}), OWN_TOLERANCE)
                 decoder.measure()
             return found
         except EngineError as error:
@@ -238,7 +237,7 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
     with reraise_as(EngineError, f"the forward of {type(model).__name__}"):
         logits: Tensor = model(input_ids=histories.to(model.device), use_cache=False).logits
     expected = logits.float().log_softmax(-1).nan_to_num(0, 0, 0)
-    slab = decoder.layout.slab(padded(length), 3)
+    slab = decoder.layout.slab(round_up(length), 3)
     apart: list[Tensor] = []
     for decoded, fed in (  # tokens of each forward: history, slot, start, end
         ([], [(0, 0, 0, half), (1, 1, 0, half + 2)]),
@@ -246,13 +245,13 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
         ([(0, 0, length - 1, length), (2, 2, length - 1, length)], []),
     ):
         steps = [Step(Place(slab, slot), histories[n, a:b].tolist(), a) for n, slot, a, b in decoded]
-        stretches = [Stretch(Place(slab, slot), a, histories[n, a:b].tolist(), b - a - 1) for n, slot, a, b in fed]
+        chunks = [Chunk(Place(slab, slot), a, histories[n, a:b].tolist(), b - a - 1) for n, slot, a, b in fed]
         rows = [expected[n, a:b] for n, _, a, b in decoded] + [expected[n, a + 1 : b] for n, _, a, b in fed]
         want = torch.cat(rows)
-        got = decoder.feed(steps, stretches, model.device).logits(range(len(want))).float().log_softmax(-1)
+        got = decoder.feed(steps, chunks, model.device).logits(range(len(want))).float().log_softmax(-1)
         apart.append(got.nan_to_num(0, 0, 0) - want)
-        for stretch in stretches:
-            slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+        for chunk in chunks:
+            slab.show(chunk.place.slot, chunk.start + len(chunk.ids))
         if not decoded:
             slab.show(1, half)
             slab.copy_from(slab, [1], [2], [half])
@@ -261,7 +260,7 @@ def compare(decoder: Decoder, model: PreTrainedModel, length: int) -> tuple[floa
 
 
 def check_packed(model: PreTrainedModel, max_len: int) -> None:
-    """Refuse (EngineError) for packed forwards what a comparison over few tokens does not show."""
+    """Check layers and window, which a short comparison does not show (EngineError)."""
     name, config = type(model).__name__, model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
     for kind in getattr(config, "layer_types", None) or ["sliding_attention"]:  # all or none, where it lists no layers
@@ -272,10 +271,10 @@ def check_packed(model: PreTrainedModel, max_len: int) -> None:
 
 
 def check_model(model: PreTrainedModel, max_len: int) -> None:
-    """Refuse (EngineError) what a comparison over few tokens does not show."""
+    """Check positions and rotations, which a short comparison does not show (EngineError)."""
     name, config = type(model).__name__, model.config.get_text_config()
     lower = "lower max_len (in a recipe: rollout.max_tokens + rollout.lookahead_tokens) to"
-    if (limit := positions(config)) is not None and max_len > limit:
+    if (limit := max_positions(config)) is not None and max_len > limit:
         raise EngineError(f"max_len {max_len} is more than the {limit} positions of {name}; {lower} {limit}")
     rope = getattr(config, "rope_parameters", None) or {}
     for one in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):  # some have one for a kind of layer

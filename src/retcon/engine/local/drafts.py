@@ -1,4 +1,4 @@
-"""Drafts of the ids that come next, out of what the engine has generated before.
+"""Drafts of the next ids, from earlier generations (speculative decoding).
 
 Agents repeat themselves: a call is tried again with one change, the rollouts of a group are much alike, and what a run
 wrote in its last step it mostly writes again. So a table maps the last six ids, and the last three, to the id that
@@ -16,29 +16,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 CONTEXTS = (6, 3)
-"""Ids before an id by which it is remembered, and looked for, the longer ones first."""
+"""Lengths of the contexts by which an id is remembered and looked up, the longer first."""
 LIKELY = 0.5
 """A draft is extended while the estimated probability that all of it is accepted is at least this."""
 REMEMBERED = 2**16
-"""Contexts in one generation of the table. A full one becomes the old one, in place of the old one before: at most
-twice as many are held."""
+"""Contexts in one generation of the table. A full table replaces the old one: at most twice as many are held."""
 SURE = 8
-"""So often an id is counted at most, and the count against it falls from then on: what follows lately soon takes the
-place of what followed before."""
+"""Largest count of an id; from then on the count against it falls, so that recent ids soon replace older ones."""
 
-Seen = tuple[int, int, int]
+Count = tuple[int, int, int]
 """An id, how often it followed, and a count against it."""
 
 
 class Drafts:
-    """What followed what. A context is kept as its hash: if two are taken for one, a guess is wrong and no more."""
+    """Counts of what followed each context. It is kept as its hash: a collision only makes a wrong guess."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Seen] = {}
-        self._before: dict[int, Seen] = {}
+        self._seen: dict[int, Count] = {}
+        self._before: dict[int, Count] = {}
 
     def learn(self, ids: Sequence[int], made: Sequence[int]) -> None:
-        """`made` was generated after `ids`, and fed: an id that never was may have keys that are no numbers."""
+        """Count `made`, which was generated after `ids` and fed: the keys of an unfed id may be nan."""
         near = [*ids[-CONTEXTS[0] :], *made]
         for place in range(len(near) - len(made), len(near)):
             for length in CONTEXTS:
@@ -46,7 +44,7 @@ class Drafts:
                     self._count(hash((length, *near[place - length : place])), near[place])
 
     def propose(self, ids: Sequence[int], most: int) -> list[int]:
-        """Up to `most` ids that are likely to follow `ids`, of which the last six are used."""
+        """Draft up to `most` likely ids after the last six of `ids`."""
         near = list(ids[-CONTEXTS[0] :])
         draft: list[int] = []
         likely = 1.0
@@ -62,7 +60,7 @@ class Drafts:
             near = [*near[1 - CONTEXTS[0] :], guess]
         return draft
 
-    def _known(self, near: list[int]) -> Seen | None:
+    def _known(self, near: list[int]) -> Count | None:
         for length in CONTEXTS:
             if len(near) >= length:
                 key = hash((length, *near[-length:]))

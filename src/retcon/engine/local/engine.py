@@ -1,17 +1,17 @@
-"""Any Hugging Face causal LM, in this process, over token ids.
+"""Engine for any Hugging Face causal LM, in this process.
 
 **Continuous batching.** A call joins the batch with the next forward and leaves it with its last id: those that decode
 go on while the code of others runs (see `scheduler`). No tool holds the batch up; a few forwards' time is the most that
 a thin one waits for company.
 
-**The same result in every company.** What a request gets does not depend on what else is in the batch: its random
-stream is its own, and on CPUs its log-probs are the same bits (`LocalEngine.invariance` says whether that was found to
-hold on this machine). That is what lets a resumed run repeat bit for bit although tools are never equally quick. The
-one exception: keys and values that had to give way to a short budget are computed again in other pieces, which may
-change last bits (`stats.evicted` and `stats.preempted` count them).
+**Batch invariance.** A request's result does not depend on what else is in the batch: it has its own random stream, and
+on CPUs its log-probs are the same bits (`LocalEngine.invariance`: whether that holds on this machine, as far as was
+tried). So a resumed run repeats bit for bit although tools are never equally quick. The one exception: keys and values
+that were evicted for lack of memory are computed again in other pieces, which may change last bits (`stats.evicted` and
+`stats.preempted` count them).
 
-**Several ids a forward.** Where that was found to change nothing, forwards are fed drafts of what comes next, from what
-was generated before (see `drawing.drafts`).
+**Several ids a forward.** Where that was found to change nothing, forwards are fed drafts of the next ids, from earlier
+generations (see `drafts`).
 
 **Keys and values** stay in a request's slot from turn to turn. A call feeds only what differs from what is cached: a
 rollback is a crop to the longest common prefix. Equal prompts are computed once and copied.
@@ -34,14 +34,14 @@ import torch
 
 from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
-from retcon.engine.local.decoder import Decoder, PackedDecoder, check_model, decoder_for
-from retcon.engine.local.graphs import CudaRecorder, Replayed
-from retcon.engine.local.machine import attend_without_cudnn, bound_kernels, free_memory, keep_pages, kept_at_rest
+from retcon.engine.local.decoder import Decoder, PackedDecoder, check_model, choose_decoder
+from retcon.engine.local.graphs import CudaRecorder, GraphDecoder
+from retcon.engine.local.machine import disable_cudnn, free_memory, keep_pages, limit_kernels, resting_bytes
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import EngineStats, Scheduler
-from retcon.engine.local.slabs import Memory, budget_for, capacity_for
+from retcon.engine.local.slabs import Memory, kv_budget, slot_capacity
 from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
-from retcon.models.devices import calm_threads
+from retcon.models.devices import disable_openmp_spin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -59,15 +59,15 @@ a call, a forward waits for others, no longer than so many forwards take."""
 
 
 class LocalEngine:
-    """A `Generator` over `model`, whose weights it shares with whoever else holds it.
+    """A `Generator` over `model`, whose weights it shares.
 
     max_len: ids of a request, generated ones included. max_requests: requests that are computed side by side; further
-    ones wait. kv_memory_mb: MiB for keys and values, in which those of more requests are kept than are computed; 0 for
-    what twice max_requests of max_len need, a quarter of the free memory at most, of which `reserved` bytes do not
-    count: who shares the device has yet to take them. tokenizer: needed for stop strings alone.
+    ones wait. kv_memory_mb: MiB for keys and values, which hold more requests than are computed; 0 for what twice
+    max_requests of max_len need, at most a quarter of the free memory, without `reserved` bytes, which others on the
+    device have yet to allocate. tokenizer: needed for stop strings alone.
 
-    `decoding` says what computes the forwards, and why; it is logged too (`retcon.engine.local.decoder`, INFO). With
-    more than one thread on a CPU, torch's are made to sleep while they wait (see `calm_threads`).
+    `decoding` names the decoder and the reason; it is logged too (`retcon.engine.local.decoder`, INFO). With more than
+    one thread on a CPU, torch's are made to sleep while they wait (see `disable_openmp_spin`).
 
     Raises EngineError for a model that sees what follows a token or has fewer than max_len positions, or a budget that
     does not hold one request. After a change of the weights call `invalidate`. One event loop at a time: a call from a
@@ -84,32 +84,32 @@ class LocalEngine:
         reserved: int = 0,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        bound_kernels()
+        limit_kernels()
         keep_pages()
         check_model(model, max_len)
         if model.device.type == "cuda":
-            attend_without_cudnn()
+            disable_cudnn()
         if model.device.type == "cpu" and torch.get_num_threads() > 1:
-            calm_threads()
+            disable_openmp_spin()
         if max_requests < 1:
             raise EngineError(f"max_requests is {max_requests}; at least 1 is needed")
         self.model, self.max_len, self.max_requests, self.tokenizer = model, max_len, max_requests, tokenizer
         self.stats = EngineStats()
         with _evaluating(model):
-            self._decoder: Decoder = decoder_for(model, max_len, reserved)
+            self._decoder: Decoder = choose_decoder(model, max_len, reserved)
         if model.device.type == "cuda" and isinstance(self._decoder, PackedDecoder):
-            self._decoder = Replayed(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
+            self._decoder = GraphDecoder(self._decoder, CudaRecorder(model.device), partial(_addresses, model))
         memory = Memory(
             self._decoder.layout,
             device=model.device,
             max_len=max_len,
             max_slots=max_requests,
             budget=0,
-            keeps=kept_at_rest(model.device),
+            keeps=resting_bytes(model.device),
         )
-        least = memory.slot_bytes(capacity_for(max_len, max_len))
+        least = memory.slot_bytes(slot_capacity(max_len, max_len))
         self._memory = memory
-        memory.budget = kv_memory_mb * 2**20 or budget_for(least, max_requests, free_memory(model.device) - reserved)
+        memory.budget = kv_memory_mb * 2**20 or kv_budget(least, max_requests, free_memory(model.device) - reserved)
         if memory.budget < least:
             raise EngineError(
                 f"kv_memory_mb is {kv_memory_mb}, but one request of max_len {max_len} needs {-(-least // 2**20)} MiB; "
@@ -157,7 +157,7 @@ class LocalEngine:
         return await self._answer(request_id, GenerateCall(ids, params, limit, done, strings), done)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
-        """Log-probs of ids[start:], (T - start,) nats under the untempered model; 1 ≤ start ≤ T ≤ max_len.
+        """Return log-probs of ids[start:], (T - start,) nats, untempered; 1 ≤ start ≤ T ≤ max_len.
 
         Raises EngineError as `generate` does.
         """
@@ -174,7 +174,7 @@ class LocalEngine:
         return await self._answer(request_id, ScoreCall(ids, start, done), done)
 
     async def release(self, request_id: str) -> None:
-        """The request is over: its slot is free. Unknown ids are ignored."""
+        """End a request and free its slot. Unknown ids are ignored."""
         request = self._requests.pop(request_id, None)
         self._aside.discard(request_id)
         if request is not None:
@@ -184,12 +184,12 @@ class LocalEngine:
             self._starving = None
 
     def set_aside(self, request_id: str) -> None:
-        """Its slot stays, and no forward waits for it until it has a call again. Unknown ids are ignored."""
+        """Keep a request's slot, but let no forward wait for it."""
         if request_id in self._requests:
             self._aside.add(request_id)
 
     def fork(self, request_id: str, source_id: str, length: int) -> None:
-        """See `Forks`: keys and values are copied, not computed again."""
+        """Copy a request's keys and values to a new one (`ForkableEngine`)."""
         source = self._requests.get(source_id)
         if source is None or request_id in self._requests:
             return
@@ -200,24 +200,23 @@ class LocalEngine:
 
     @property
     def decoding(self) -> str:
-        """What computes the forwards, and why."""
+        """The decoder, and the reason for it."""
         return self._decoder.about
 
     def invalidate(self) -> None:
-        """Forget all keys and values, as after a change of the weights, and free them, but for little on a GPU (see
-        `kept_at_rest`); open requests stay open."""
+        """Drop all keys and values; open requests stay open. A GPU keeps some slabs (see `resting_bytes`)."""
         if self._scheduler.computing:
             raise EngineError("the weights must not change while requests are being computed; await them first")
         self._forget()
 
     @property
     def invariance(self) -> Invariance:
-        """Whether company was found to change nothing, with as many threads as torch had at the last forward."""
+        """Batch invariance, as tried with torch's threads of the last forward."""
         return self._decoder.invariance
 
     @property
     def version(self) -> int | None:
-        """See `CarriesOver`."""
+        """Version of the weights (`CarriesOver`)."""
         return self._scheduler.version
 
     @version.setter
@@ -226,8 +225,8 @@ class LocalEngine:
 
     @asynccontextmanager
     async def suspended(self) -> AsyncIterator[None]:
-        """See `CarriesOver`. The forward that is under way ends first; calls that come meanwhile wait. Keys and values
-        of what is under way are computed anew afterwards."""
+        """Suspend forwards for a block (`CarriesOver`), after the current one; calls wait meanwhile. Keys and values of
+        requests under way are computed anew afterwards."""
         self._held = True
         try:
             if self._server is not None and not self._server.done():
@@ -240,7 +239,7 @@ class LocalEngine:
                 self._wake()
 
     def close(self) -> None:
-        """End all: waiting calls raise EngineError, later ones too; the keys' and values' memory is given back."""
+        """Close the engine and free its memory; waiting and later calls raise EngineError."""
         self._closed = True
         if self._server is not None:
             self._server.cancel()
@@ -266,7 +265,7 @@ class LocalEngine:
             )
 
     async def _answer(self, request_id: str, call: GenerateCall | ScoreCall, done: asyncio.Future[T]) -> T:
-        """Let the call be served. A caller that is cancelled meanwhile gives its request up."""
+        """Wait for the call's answer. Cancelling the caller ends the request."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._drop_all()
@@ -295,14 +294,14 @@ class LocalEngine:
             raise
 
     def _wake(self) -> None:
-        """See that the scheduler runs."""
+        """Start the scheduler if it does not run."""
         if self._loop is None or self._closed or self._held or (self._server is not None and not self._server.done()):
             return
         self._server = self._loop.create_task(self._serve())
         self._server.add_done_callback(self._served)
 
     def _served(self, server: asyncio.Task[None]) -> None:
-        """A fault of the model must leave no one waiting."""
+        """Pass a fault of the model on to all waiting calls."""
         if server.cancelled():
             self._fail(EngineError("the engine's task was cancelled"))
         elif (error := server.exception()) is not None:
@@ -330,7 +329,7 @@ class LocalEngine:
         self._decoder.forget()
 
     async def _serve(self) -> None:
-        """Forward after forward while there is something to compute; the event loop gets its turn in between."""
+        """Run forwards while requests are open; the event loop gets its turn in between."""
         await self._quiet()
         with _evaluating(self.model):
             while self._scheduler.busy and not self._held:
@@ -343,7 +342,7 @@ class LocalEngine:
         self._starving = time.perf_counter() if self._requests and not self._held else None
 
     async def _gather(self) -> None:
-        """Wait a little for company where most requests are with their callers."""
+        """Wait a little for more calls where most requests are with their callers."""
         began = time.perf_counter()
         left = GATHER_FORWARDS * self._forward_seconds if self.model.device.type == "cpu" else 0.0
         while left > 0 and self._scheduler.present < GATHER_SHARE * min(self._expected, self.max_requests):
@@ -354,7 +353,7 @@ class LocalEngine:
 
     @property
     def _expected(self) -> int:
-        """Open requests that are computed, or soon will be."""
+        """Number of open requests that are computed, or soon will be."""
         return len(self._requests) - len(self._aside)
 
     async def _quiet(self) -> None:
@@ -365,13 +364,13 @@ class LocalEngine:
 
 
 def _addresses(model: PreTrainedModel) -> tuple[int, ...]:
-    """Where the weights lie, whatever they are."""
+    """Return the addresses of all weights and buffers."""
     return tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
 
 
 @contextmanager
 def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """The model without dropout; every module's mode is restored afterwards."""
+    """Turn dropout off for a block; every module's mode is restored afterwards."""
     training = [module for module in model.modules() if module.training]
     model.train(False)
     try:

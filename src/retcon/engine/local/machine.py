@@ -1,4 +1,4 @@
-"""What the machine has."""
+"""Memory of the device, and settings of its libraries."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from retcon.core.machine import available_memory
 
 KERNELS = "256"
-"""Kernels that oneDNN keeps, of 1,024 by default: one for each shape, and batches have many. All of them together take
+"""Kernels in oneDNN's cache, by default 1,024: one for each shape, and batches have many. All of them together take
 hundreds of MiB; making one anew takes less than running it."""
 
 
 @cache
-def bound_kernels() -> None:
-    """Have oneDNN keep KERNELS kernels; what the environment says goes first. It looks when it makes its first one,
-    which happens here: this does nothing in a process whose torch has computed before."""
+def limit_kernels() -> None:
+    """Limit oneDNN's cache to KERNELS kernels; the environment takes precedence. It reads the limit when it makes its
+    first kernel, which happens here: this does nothing in a process whose torch has computed before."""
     ours = [n for n in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY") if n not in os.environ]
     os.environ.update(dict.fromkeys(ours, KERNELS))
     try:
@@ -30,27 +30,26 @@ def bound_kernels() -> None:
 
 @cache
 def keep_pages() -> None:
-    """Have glibc keep what is freed, up to 64 MiB of it, for what comes next: new pages cost more than what most
-    operations do with them. It does so by itself once a block of nearly 32 MiB was freed; this is one. Elsewhere, and
-    where the environment sets its thresholds, nothing happens."""
+    """Let glibc keep up to 64 MiB of freed memory: new pages cost more than most operations on them. It keeps them once
+    a block of nearly 32 MiB was freed, as here. Other libraries and thresholds in the environment are not affected."""
     torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 
 @cache
-def attend_without_cudnn() -> None:
-    """Have torch never attend by cuDNN, which it does first on Hopper and Blackwell: that makes a plan for each shape,
-    in tens to hundreds of milliseconds, and ours are new in nearly every forward."""
+def disable_cudnn() -> None:
+    """Disable attention by cuDNN, torch's first choice on Hopper and Blackwell: it makes a plan for each shape, in tens
+    to hundreds of ms, and nearly every forward has new shapes."""
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def kept_at_rest(device: torch.device) -> int:
-    """Bytes of slabs up to which they stay when all keys and values are forgotten: a sixteenth of a GPU's memory, as
-    what is recorded over them would have to be recorded anew, for every step of a training. Nothing on CPUs."""
+def resting_bytes(device: torch.device) -> int:
+    """Return the bytes of slabs that outlast their keys and values: a sixteenth of a GPU's memory, 0 on CPUs. Graphs
+    over them would have to be recorded anew in every training step."""
     return int(torch.cuda.mem_get_info(device)[1]) // 16 if device.type == "cuda" else 0
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be had on the device, those among them that torch holds for what comes next."""
+    """Return the free bytes of the device, torch's own reserve included."""
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held

@@ -1,5 +1,6 @@
-"""A model's own forward and cache, for what the packed forward cannot compute: recurrent states, sinks, windows, caps.
+"""A model's own forward and cache, where no packed forward applies.
 
+These are models with recurrent states, sinks, windows or caps.
 Each request has a cache of transformers'. Requests that feed equally many ids after equally many go through one
 forward. A rollback crops the cache where every layer of it keeps all keys and values; otherwise, and where the model
 continues a cache by one id at a time at most, the history is computed again from its first id.
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from retcon.core.errors import EngineError
-from retcon.engine.local.forward import FORWARD_IDS, STRETCH_LOGITS, Invariance, Kept, Step, Stretch
+from retcon.engine.local.forward import CHUNK_LOGITS, FORWARD_IDS, Chunk, Invariance, Output, Step
 from retcon.engine.local.slabs import Slab
 
 if TYPE_CHECKING:
@@ -30,36 +31,36 @@ MEASURED = (8, 24)
 """Ids of the two histories whose caches are measured."""
 
 
-def _keys_and_values(_: PretrainedConfig) -> Cache:
+def _plain_cache(_: PretrainedConfig) -> Cache:
     from transformers import DynamicCache
 
     return DynamicCache()
 
 
-def _of_each_kind(config: PretrainedConfig) -> Cache:
+def _cache_by_config(config: PretrainedConfig) -> Cache:
     from transformers import DynamicCache
 
     return DynamicCache(config=config)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """How a model's cache is used. about: in words. cache: an empty one, None for none. stretches: whether several ids
-    at once continue it. exact: whether a comparison must be exact: some models lose recurrent states that way, which
-    rounding to fewer bits would hide. positions: whether the model is given them, as some hybrids begin at 0 again."""
+class CacheUse:
+    """One use of a model's cache. about: description. cache: makes an empty one; None: no cache. chunks: whether
+    several ids at once continue it. exact: whether a comparison must be exact: some models lose recurrent states that
+    way, which rounding would hide. positions: whether the model is given them, as some hybrids begin at 0 again."""
 
     about: str
     cache: Callable[[PretrainedConfig], Cache] | None
-    stretches: bool = False
+    chunks: bool = False
     exact: bool = False
     positions: bool = False
 
 
-WAYS = (
-    Way("its cache is cropped at a rollback", _keys_and_values, stretches=True),
-    Way("a rollback computes the history again", _of_each_kind, stretches=True, exact=True, positions=True),
-    Way("each turn computes the history again", _of_each_kind, positions=True),
-    Way("each token computes the history again", None),
+CACHE_USES = (
+    CacheUse("its cache is cropped at a rollback", _plain_cache, chunks=True),
+    CacheUse("a rollback computes the history again", _cache_by_config, chunks=True, exact=True, positions=True),
+    CacheUse("each turn computes the history again", _cache_by_config, positions=True),
+    CacheUse("each token computes the history again", None),
 )
 """The quickest first. A cache without the model's configuration keeps the keys and values of every layer, of windows
 too, and the model's masks hide those outside."""
@@ -67,29 +68,29 @@ too, and the model's masks hide those outside."""
 
 @dataclass(slots=True, eq=False)
 class History:
-    """What a slot holds: ids, of which the first `done` lie in the row of `batch` that is its place in `batch.rows`."""
+    """Ids in a slot; the first `done` lie in the cache of `batch`, in the row of its place in `batch.rows`."""
 
     ids: list[int] = field(default_factory=list)
     done: int = 0
     batch: Batch | None = None
 
     def start_anew(self) -> None:
-        """Nothing is cached."""
+        """Drop the cache."""
         self.done, self.batch = 0, None
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` ids, and of the cache as much of them as can be."""
+        """Keep the first `length` ids, and their cache if possible."""
         del self.ids[length:]
         if self.done > length:
             cache = self.alone()
-            if length and cache is not None and _croppable(cache):
+            if length and cache is not None and _is_croppable(cache):
                 cache.crop(length - self.done)
                 self.done = length
             else:
                 self.start_anew()
 
     def alone(self) -> Cache | None:
-        """The cache of this history and no other: its batch is taken apart."""
+        """Split the batch and return the cache of this history alone."""
         if self.batch is None:
             return None
         if len(self.batch.rows) > 1:
@@ -100,7 +101,7 @@ class History:
         return self.batch.cache
 
     def copy(self, length: int) -> History:
-        """Another one of the first `length` ids."""
+        """Copy the history of the first `length` ids."""
         cache = self.alone()
         other = History(list(self.ids), self.done)
         if cache is not None:
@@ -117,59 +118,59 @@ class Batch:
     rows: Sequence[History]
 
 
-def _croppable(kept: Cache) -> bool:
-    """Whether all layers keep all keys and values."""
+def _is_croppable(kept: Cache) -> bool:
+    """Return whether all layers keep all keys and values."""
     from transformers.cache_utils import DynamicLayer
 
     return all(type(layer) is DynamicLayer for layer in kept.layers)
 
 
 @cache
-def _kinds() -> tuple[type, ...]:
-    """What a cache consists of."""
+def _cache_classes() -> tuple[type, ...]:
+    """Return the classes of which a cache consists."""
     from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer, LinearAttentionCacheLayerMixin
 
     return Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin, DummyLayer
 
 
 def _row(kept: Cache, number: int) -> Cache:
-    """A copy of one row."""
-    row: Cache = _joined([kept], lambda parts: parts[0][number : number + 1].clone())
+    """Copy one row."""
+    row: Cache = _join([kept], lambda parts: parts[0][number : number + 1].clone())
     return row
 
 
-class _Unlike(Exception):
+class _Mismatch(Exception):
     """Caches that cannot share a forward: tensors that are not by row, or differ in shape."""
 
 
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+def _concatenate(parts: Sequence[Tensor]) -> Tensor:
     if len({part.shape for part in parts}) > 1 or len(parts[0]) != 1:
-        raise _Unlike
+        raise _Mismatch
     return torch.cat(list(parts))
 
 
-def _joined(parts: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor]) -> Any:
-    """Caches of equally many ids, or what lies in the same place of them, made one: its tensors are joined."""
+def _join(parts: Sequence[Any], join: Callable[[Sequence[Tensor]], Tensor]) -> Any:
+    """Join caches of equally many ids, or the same part of each, by joining their tensors."""
     first = parts[0]
     if isinstance(first, Tensor):
         return join(parts) if first.ndim and first.numel() else first
     if isinstance(first, dict):
-        return {key: _joined([part[key] for part in parts], join) for key in first}
+        return {key: _join([part[key] for part in parts], join) for key in first}
     if isinstance(first, list):
-        return [_joined(some, join) for some in zip(*parts, strict=True)]
-    if not isinstance(first, _kinds()):
+        return [_join(some, join) for some in zip(*parts, strict=True)]
+    if not isinstance(first, _cache_classes()):
         return first
     made = copy.copy(first)
     for name in vars(first):
-        setattr(made, name, _joined([getattr(part, name) for part in parts], join))
+        setattr(made, name, _join([getattr(part, name) for part in parts], join))
     return made
 
 
-def _bytes(kept: Cache | None) -> int:
-    """Of all tensors of a cache."""
+def _cache_bytes(kept: Cache | None) -> int:
+    """Return the bytes of a cache's tensors."""
     sizes: list[int] = []
     if kept is not None:
-        _joined([kept], lambda parts: sizes.append(parts[0].nbytes) or parts[0])  # type: ignore[func-returns-value]
+        _join([kept], lambda parts: sizes.append(parts[0].nbytes) or parts[0])  # type: ignore[func-returns-value]
     return sum(sizes)
 
 
@@ -199,7 +200,7 @@ class HistorySlab(Slab):
 
 
 class Histories:
-    """The `Layout` of such slabs. What a history takes is measured."""
+    """The `Layout` of history slabs, with measured sizes."""
 
     def __init__(self) -> None:
         self._id_bytes, self._fixed_bytes = 8.0, 0.0
@@ -211,28 +212,28 @@ class Histories:
         return HistorySlab(capacity, slots)
 
     def measure(self, sizes: Sequence[int]) -> None:
-        """Bytes of caches of MEASURED ids."""
+        """Set the sizes by the bytes of caches of MEASURED ids."""
         grown = (sizes[1] - sizes[0]) / (MEASURED[1] - MEASURED[0])
         self._id_bytes, self._fixed_bytes = 8 + grown, max(0.0, sizes[0] - grown * MEASURED[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What one request feeds: `history` up to its last id; the logits of the last `keep` are wanted."""
+    """One request's feed: `history` up to its last id; the last `keep` need logits."""
 
     history: History
     keep: int
 
     @property
     def alike(self) -> tuple[int, int, int]:
-        """Jobs that agree in this can share a forward."""
+        """Key of jobs that can share a forward."""
         return self.history.done, len(self.history.ids), self.keep
 
 
 class OwnForward:
-    """A `Decoder`: the model's own forward, over caches that are used in one of WAYS."""
+    """A `Decoder` by the model's own forward and cache."""
 
-    def __init__(self, model: PreTrainedModel, way: Way, reason: str) -> None:
+    def __init__(self, model: PreTrainedModel, way: CacheUse, reason: str) -> None:
         self._model, self._way = model, way
         self.about = f"the model's own forward: {reason}; {way.about}"
         self.layout, self.invariance = Histories(), Invariance()
@@ -244,10 +245,10 @@ class OwnForward:
         if way.cache and self._cached is None:
             raise EngineError("its forward takes no cache")
 
-    def feed(self, steps: Sequence[Step], stretches: Sequence[Stretch], device: torch.device) -> Kept:
-        """See `Decoder`."""
+    def feed(self, steps: Sequence[Step], chunks: Sequence[Chunk], device: torch.device) -> Output:
+        """Compute steps and chunks, in forwards of jobs with one key."""
         jobs = [self._job(step, step.length, len(step.ids)) for step in steps]
-        jobs += [self._job(stretch, stretch.start, stretch.keep) for stretch in stretches]
+        jobs += [self._job(chunk, chunk.start, chunk.keep) for chunk in chunks]
         alike: dict[tuple[int, int, int], list[int]] = {}
         for number, job in enumerate(jobs):
             alike.setdefault(job.alike, []).append(number)
@@ -257,41 +258,41 @@ class OwnForward:
                 histories = [jobs[n].history for n in some]
                 try:
                     logits: Sequence[Tensor] | Tensor = self._forward(histories, keep, device)
-                except _Unlike:
+                except _Mismatch:
                     logits = [self._forward([history], keep, device)[0] for history in histories]
                 found |= dict(zip(some, logits, strict=True))
         kept = torch.cat([found[n] for n in range(len(jobs))])
-        return Kept(kept, lambda states: states, kept.shape[-1])
+        return Output(kept, lambda states: states, kept.shape[-1])
 
     def feeds(self, decoding: bool, full: bool) -> bool:
-        """With the next forward whatever there is."""
+        """Return True: whatever waits goes with the next forward."""
         return True
 
     def refresh(self) -> None:
-        """The model holds the weights itself."""
+        """Do nothing: the model itself holds the weights."""
 
     def forget(self) -> None:
-        """Caches go with their slabs."""
+        """Do nothing: caches go with their slabs."""
 
-    def _job(self, fed: Step | Stretch, start: int, keep: int) -> _Job:
+    def _job(self, fed: Step | Chunk, start: int, keep: int) -> _Job:
         slab = fed.place.slab
         assert isinstance(slab, HistorySlab)
         history = slab.histories[fed.place.slot] if start else History()
         slab.histories[fed.place.slot] = history
         history.ids += fed.ids
-        if self._cached is None or (not self._way.stretches and len(history.ids) - history.done > 1):
+        if self._cached is None or (not self._way.chunks and len(history.ids) - history.done > 1):
             history.start_anew()
         return _Job(history, keep)
 
     def _fitting(self, numbers: Sequence[int], length: int) -> Iterator[Sequence[int]]:
-        """As many jobs of so many ids at once as a forward should have."""
-        most = FORWARD_IDS if self._keeps else min(FORWARD_IDS, STRETCH_LOGITS // self._vocabulary)
+        """Yield jobs of `length` ids in groups that fit one forward."""
+        most = FORWARD_IDS if self._keeps else min(FORWARD_IDS, CHUNK_LOGITS // self._vocabulary)
         rows = max(1, most // length)
         for first in range(0, len(numbers), rows):
             yield numbers[first : first + rows]
 
     def _forward(self, histories: Sequence[History], keep: int, device: torch.device) -> Tensor:
-        """Logits (B, keep, V) after the last ids of histories of one length, of which equally many are cached."""
+        """Return logits (B, keep, V) after the last ids of histories of one length, equally many of them cached."""
         done = histories[0].done
         ids = torch.tensor([history.ids[done:] for history in histories], device=device)
         options: dict[str, Any] = {"logits_to_keep": max(keep, 1)} if self._keeps else {}
@@ -312,18 +313,18 @@ class OwnForward:
             if caches[0] is None and self._way.cache is not None:
                 batch = Batch(self._way.cache(self._model.config), histories)
             else:
-                batch = Batch(_joined(caches, _concatenated), histories)
+                batch = Batch(_join(caches, _concatenate), histories)
             for history in histories:
                 history.batch = batch
         return batch.cache
 
     def measure(self) -> None:
-        """Let the layout know what a history takes."""
+        """Measure the bytes of histories for the layout."""
         if self._cached is None:
             return
         sizes = []
         for length in MEASURED:
             history = History([0] * length)
             self._forward([history], 1, self._model.device)
-            sizes.append(_bytes(history.alone()))
+            sizes.append(_cache_bytes(history.alone()))
         self.layout.measure(sizes)

@@ -1,4 +1,4 @@
-"""What the local engine knows of a request: where its keys and values lie, and the call that it is asked to answer."""
+"""Requests of the local engine: their calls and cached prompts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from retcon.engine.types import Generation, SamplingParams, StopStrings
 if TYPE_CHECKING:
     from torch import Tensor
 
-Drawn = tuple[int, float, float]
+Token = tuple[int, float, float]
 """An id, its log-prob and its sampling log-prob."""
 AHEAD = 16
-"""Positions that a slot should have beyond what is known to be needed: attention goes over all of them."""
+"""Spare positions of a slot beyond the known need: attention goes over all of them."""
 
 
 @dataclass(slots=True, eq=False)
 class GenerateCall:
-    """A `generate` that waits or is under way. limit: ids that may be generated. made: what was generated so far."""
+    """A `generate` call. limit: most generated ids. made: those generated so far."""
 
     ids: tuple[int, ...]
     params: SamplingParams
@@ -49,7 +49,7 @@ class GenerateCall:
 
     @property
     def to_feed(self) -> tuple[int, ...]:
-        """What must lie in the cache before the next id is sampled or fed; more than `ids` after a preemption."""
+        """Ids to cache before the next step; more than `ids` after a preemption."""
         return (*self.ids, *self.made[:-1]) if self.made else self.ids
 
     @property
@@ -59,23 +59,23 @@ class GenerateCall:
 
     @property
     def room(self) -> int:
-        """Positions that are likely to be needed soon: the tokens to feed, and some of those to generate."""
+        """Positions needed soon: the tokens to feed and some generated ones."""
         ids = len(self.ids) + len(self.made)
         return ids + min(self.limit - len(self.made), AHEAD)
 
     @property
     def nearest(self) -> Sequence[int]:
-        """The last ids, as many as a draft goes by."""
+        """The last ids, as many as a draft's context has."""
         missing = CONTEXTS[0] - len(self.made)
         return self.made[-CONTEXTS[0] :] if missing <= 0 else (*self.ids[-missing:], *self.made)
 
     @property
     def wants_entropy(self) -> bool:
-        """Whether that of the next token's distribution is asked for."""
+        """Whether the next token's entropy is requested."""
         return len(self.made) < self.params.entropies
 
     def take(self, token: int, logprob: float, sampling_logprob: float) -> bool:
-        """Add an id; whether it is the last one."""
+        """Add an id; return whether it is the last one."""
         self.made.append(token)
         self.logprobs.append(logprob)
         self.sampling_logprobs.append(sampling_logprob)
@@ -83,17 +83,17 @@ class GenerateCall:
         return self.stopped or len(self.made) >= self.limit or self.done.done()
 
     def stamp(self, version: int) -> None:
-        """What was made since the last time was made by weights of this version."""
+        """Mark ids without a version as made by this version's weights."""
         self.versions += [version] * (len(self.made) - len(self.versions))
 
     def answer(self, request_id: str, version: int | None = None) -> bool:
-        """Hand the result to the caller, unless it is gone. Returns whether the log-probs are numbers. version: of the
-        weights, where it is to be told."""
+        """Give the result to the caller, unless it is gone; return whether log-probs are numbers. version: of the
+        weights, None if generations have no `versions`."""
         sound = not any(map(math.isnan, self.logprobs))
         if self.done.done():
             return sound
         if not sound:
-            self.done.set_exception(_broken(request_id))
+            self.done.set_exception(_nan_error(request_id))
             return False
         if version is not None:
             self.stamp(version)
@@ -112,7 +112,7 @@ class GenerateCall:
 
 @dataclass(slots=True, eq=False)
 class ScoreCall:
-    """A `score` of ids[start:] that waits or is under way. values: those of the first tokens, as they come."""
+    """A `score` call for ids[start:]. values: log-probs of the first tokens, as they come."""
 
     ids: tuple[int, ...]
     start: int
@@ -121,12 +121,12 @@ class ScoreCall:
 
     @property
     def to_feed(self) -> tuple[int, ...]:
-        """All of it: the last id for its keys and values, as a generation usually follows."""
+        """All ids: the last one for its keys and values, as a generation usually follows."""
         return self.ids
 
     @property
     def wanted(self) -> int:
-        """The id before `start` predicts ids[start]."""
+        """Position of the id that predicts ids[start]."""
         return self.start - 1
 
     @property
@@ -134,19 +134,19 @@ class ScoreCall:
         return len(self.ids)
 
     def answer(self, request_id: str) -> None:
-        """Hand the result to the caller, unless it is gone."""
+        """Give the result to the caller, unless it is gone."""
         if self.done.done():
             return
         if any(map(math.isnan, self.values)):
-            self.done.set_exception(_broken(request_id))
+            self.done.set_exception(_nan_error(request_id))
         else:
             self.done.set_result(self.values)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One trajectory. cached: the tokens whose keys and values lie in `place`, from position 0. arrived: its number
-    among all. admitted: whether it was given a slot before. rested: at which forward its last call was answered."""
+    """One trajectory. cached: tokens whose keys and values lie in `place`, from position 0. arrived: its number among
+    all. admitted: whether it had a slot before. rested: forward of its last answer."""
 
     id: str
     arrived: int
@@ -162,17 +162,17 @@ class Request:
 
     @property
     def unfed(self) -> int:
-        """Ids of its call that are not in the cache."""
+        """Number of its call's ids that are not cached."""
         return 0 if self.call is None else len(self.call.to_feed) - len(self.cached)
 
     @property
     def unsound(self) -> bool:
-        """Whether the last id was drawn from nan: so is something that is cached, which no mask hides from others."""
+        """Whether the last id was drawn from nan: then cached values are nan, which no mask hides from others."""
         return isinstance(self.call, GenerateCall) and self.call.made != [] and math.isnan(self.call.logprobs[-1])
 
-    def take(self, call: GenerateCall, drawn: Sequence[Drawn], draft: Sequence[int]) -> bool:
-        """Add the ids that were drawn, up to the first that differs from the draft; whether the call is over. The
-        positions of those that were fed in vain are hidden again."""
+    def take(self, call: GenerateCall, drawn: Sequence[Token], draft: Sequence[int]) -> bool:
+        """Add drawn ids up to the first that differs from the draft; return whether the call is over. Positions that
+        were fed in vain are hidden again."""
         made, length = len(call.made), len(self.cached)
         ended = False
         for one, guess in zip(drawn, (*draft, None), strict=True):
@@ -187,29 +187,29 @@ class Request:
         return ended
 
     def fail(self, error: EngineError) -> None:
-        """Raise `error` in the caller that waits, if one does."""
+        """Raise `error` in the waiting caller, if there is one."""
         if self.call is not None and not self.call.done.done():
             self.call.done.set_exception(error)
 
 
-def _broken(request_id: str) -> EngineError:
+def _nan_error(request_id: str) -> EngineError:
     return EngineError(f"request {request_id}: the model's log-probs are nan; its weights are broken")
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     length = min(len(first), len(second))
     unequal = np.fromiter(first, np.int64, length) != np.fromiter(second, np.int64, length)
     return int(unequal.argmax()) if unequal.any() else length
 
 
-KEPT = 256
-"""Prompts whose last logits are kept at most."""
+MAX_PROMPTS = 256
+"""Most prompts in the cache."""
 
 
 @dataclass(slots=True, eq=False)
 class Prompt:
-    """logits: (V,) after its last id, None while they are computed. holders: requests in whose slots it lies."""
+    """A cached prompt. logits: (V,) after its last id, None while computed. holders: requests whose slots hold it."""
 
     ids: tuple[int, ...]
     holders: dict[str, Request] = field(default_factory=dict)
@@ -217,7 +217,7 @@ class Prompt:
 
 
 class PromptCache:
-    """The prompts whose keys and values lie in some slot, or are about to."""
+    """Prompts whose keys and values lie in slots, or soon will."""
 
     def __init__(self) -> None:
         self._by_ids: dict[tuple[int, ...], Prompt] = {}
@@ -227,19 +227,19 @@ class PromptCache:
         return self._by_ids.get(ids)
 
     def lead(self, request: Request, ids: tuple[int, ...]) -> None:
-        """The request is going to compute a prompt that nobody has."""
+        """Note that the request will compute a prompt that no slot holds."""
         self.leave(request)
-        if len(self._by_ids) < KEPT:
+        if len(self._by_ids) < MAX_PROMPTS:
             self._by_ids[ids] = self._of[request.id] = Prompt(ids, {request.id: request})
 
     def led(self, request: Request, logits: Tensor) -> None:
-        """It has; logits (V,) are those after the last id."""
+        """Store the logits (V,) after the last id of a computed prompt."""
         prompt = self._of.get(request.id)
         if prompt is not None and prompt.logits is None:
             prompt.logits = logits.clone()  # not a view, which would keep those of the whole forward
 
     def copy(self, prompt: Prompt, request: Request, memory: Memory) -> None:
-        """Give the request, which has a slot and nothing in it, the prompt's keys and values."""
+        """Copy the prompt's keys and values into the request's empty slot."""
         source = next(iter(prompt.holders.values())).place
         memory.copy([(source, request.place, len(prompt.ids))])  # type: ignore[list-item]
         request.cached = list(prompt.ids)
@@ -247,13 +247,13 @@ class PromptCache:
         self._of[request.id] = prompt
 
     def cropped(self, request: Request) -> None:
-        """Less than before is cached of the request."""
+        """Release the request's prompt if it is no longer cached whole."""
         prompt = self._of.get(request.id)
         if prompt is not None and len(request.cached) < len(prompt.ids):
             self.leave(request)
 
     def leave(self, request: Request) -> None:
-        """The request holds no prompt any more."""
+        """Release the request's prompt."""
         prompt = self._of.pop(request.id, None)
         if prompt is not None:
             del prompt.holders[request.id]

@@ -1,8 +1,8 @@
-"""Sampling of a batch: one uniform per generated id, turned into an id by inverting the cumulative distribution.
+"""Sampling of a batch by inverting the cumulative distribution.
 
-What a row gets is a function of its own logits, parameters and uniform. On a CPU that holds bit for bit, whatever the
+A row's id is a function of its logits, its parameters and one uniform. On a CPU that holds bit for bit, whatever the
 other rows are: every step over the vocabulary is one of torch's row-wise kernels (softmax, sums and cumulative sums
-along the last dimension), or rounds each element on its own.
+along the last dimension), or rounds each element separately.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ STREAM_BLOCK = 64
 CELL = 128
 """Ids whose weights are summed before the cumulative sum, which is sequential and costs more than a softmax."""
 FEW = 4096
-"""Ids of a vocabulary that costs less in one cumulative sum than the operations cost that go by cells."""
+"""Ids of a vocabulary for which one cumulative sum costs less than operations by cells."""
 CHUNK = 2**20
-"""Logits a thread that are sampled together on a CPU. More leaves its cache, and every temporary its heap."""
+"""Logits per thread that are sampled together on a CPU. More leaves its cache, and every temporary its heap."""
 RANKED_GROWTH = 32
 """Truncation ranks 1, 32, 1024 … ids of a row until it knows which are kept. Most rows of a trained model need one;
 ranking a whole vocabulary for all of them would cost more than the model."""
@@ -37,7 +37,7 @@ FAINT = 1e-30
 
 
 class RandomStream:
-    """The uniforms of one request: float32 in [0, 1], drawn from its seed as they are needed.
+    """Uniforms of one request: float32 in [0, 1], drawn from its seed.
 
     Philox is counter-based: the stream depends on the seed alone, never on what else is in the batch.
     """
@@ -47,7 +47,7 @@ class RandomStream:
         self._ahead: list[float] = []
 
     def ahead(self, count: int) -> list[float]:
-        """The next uniforms, which stay the next ones until `skip` takes them."""
+        """Return the next uniforms, which stay the next ones until `skip`."""
         while len(self._ahead) < count:
             self._ahead += self._generator.random(STREAM_BLOCK).astype(np.float32).tolist()
         return self._ahead[:count]
@@ -57,28 +57,26 @@ class RandomStream:
 
 
 def invert(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Index at which the cumulative weight passes uniform · total: weights (B, V) ≥ 0, uniform (B,) in [0, 1] → (B,).
-
-    A weight of zero is never chosen, also not at uniform 0 or 1. Of nan weights some index: no fault.
-    """
+    """Return the index at which the cumulative weight passes uniform · total: weights (B, V) ≥ 0, uniform (B,) in
+    [0, 1] → (B,). A weight of zero is never chosen, also not at uniform 0 or 1. For nan weights any index: no fault."""
     vocab = weights.shape[-1]
     if vocab <= FEW:
         cumulative = _cumulative(weights)
-        return _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])[0]
+        return _first_above(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])[0]
     cumulative = _cumulative(_cells(weights, "sum"))
-    cell, target = _passes(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])
+    cell, target = _first_above(cumulative, cumulative[:, -1], uniform * cumulative[:, -1])
     target = target - pad(cumulative, (1, 0)).gather(1, cell[:, None]).squeeze(1)
     within = _cell_ids(cell, vocab)
     inner = weights.gather(1, within.clamp(max=vocab - 1))
     if vocab % CELL:
         inner = inner.masked_fill(within >= vocab, 0.0)
     cumulative = _cumulative(inner)
-    place, _ = _passes(cumulative, cumulative[:, -1], target)
+    place, _ = _first_above(cumulative, cumulative[:, -1], target)
     return (cell * CELL + place).clamp_(max=vocab - 1)
 
 
 def argmax(values: Tensor) -> Tensor:
-    """The lowest index of each row's maximum: (B, V) → (B,). Faster on a CPU than torch's, which is not vectorised."""
+    """Return the lowest index of each row's maximum: (B, V) → (B,). torch's is not vectorised on CPUs."""
     vocab = values.shape[-1]
     cell = _cells(values, "amax").argmax(-1)
     within = _cell_ids(cell, vocab)  # beyond the end the last id is repeated, and the lowest index wins
@@ -86,13 +84,13 @@ def argmax(values: Tensor) -> Tensor:
 
 
 def entropies(logits: Tensor) -> list[float]:
-    """Of each row's distribution: logits (B, V) of any dtype → (B,) nats."""
+    """Return each row's entropy: logits (B, V) of any dtype → (B,) nats."""
     found: list[float] = _cells(torch.special.entr(logits.float().softmax(-1)), "sum").sum(-1).tolist()
     return found
 
 
 def _cells(values: Tensor, reduction: str) -> Tensor:
-    """values (B, V) reduced over stretches of CELL tokens: (B, ⌈V / CELL⌉)."""
+    """Reduce values (B, V) over cells of CELL tokens: (B, ⌈V / CELL⌉)."""
     whole = values.shape[-1] // CELL
     reduce = torch.sum if reduction == "sum" else torch.amax
     parts = []
@@ -104,25 +102,25 @@ def _cells(values: Tensor, reduction: str) -> Tensor:
 
 
 def _cell_ids(cell: Tensor, vocab: int) -> Tensor:
-    """The ids of each row's cell: (B,) → (B, CELL), or (B, V) where the vocabulary is smaller."""
+    """Return the ids of each row's cell: (B,) → (B, CELL), or (B, V) where the vocabulary is smaller."""
     return cell[:, None] * CELL + torch.arange(min(CELL, vocab), device=cell.device)
 
 
 def _cumulative(weights: Tensor) -> Tensor:
-    """The cumulative weights, which rise at positive weights and nowhere else: (B, N) → (B, N). A CPU adds them one by
-    one, so that they do; see `risen`."""
+    """Return the cumulative weights, which rise only at positive weights: (B, N) → (B, N). A CPU adds them one by one,
+    so that they do; for GPUs see `make_rising`."""
     sums = weights.cumsum(-1)
-    return sums if sums.device.type == "cpu" else risen(sums, weights)
+    return sums if sums.device.type == "cpu" else make_rising(sums, weights)
 
 
-def risen(sums: Tensor, weights: Tensor) -> Tensor:
-    """Cumulative `sums` of weights ≥ 0, held where a weight is zero and where they fall: (B, N) → (B, N). Some GPUs add
-    in another order for each place, so that rounding alone lifts a sum, or lowers it."""
+def make_rising(sums: Tensor, weights: Tensor) -> Tensor:
+    """Hold cumulative `sums` where a weight is zero or they fall: (B, N) → (B, N). Some GPUs add in another order for
+    each place, so that rounding alone lifts a sum, or lowers it."""
     return sums.masked_fill(weights == 0, 0.0).cummax(-1).values
 
 
-def _passes(cumulative: Tensor, total: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index whose cumulative weight is above the target, which is brought below total: (B,), (B,).
+def _first_above(cumulative: Tensor, total: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first index whose cumulative weight is above the target, and the target, below total: (B,), (B,).
 
     Only a positive weight lifts the cumulative weight above a target, so no other is chosen.
     """
@@ -133,7 +131,7 @@ def _passes(cumulative: Tensor, total: Tensor, target: Tensor) -> tuple[Tensor, 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """Which rows of a batch keep some ids only, and which ids.
+    """Rows of a batch that keep only some ids, and their limits.
 
     rows: (R,) of the batch; None is all of them. top_k: (R,) int64, the vocabulary or more where off. min_p, top_p:
     (R,). limited: (R,) bool, where top_k or min_p is on: top_p is then a share of what these leave. most: no top_k is
@@ -152,11 +150,10 @@ class Truncation:
 
 
 def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor, first: int = 1) -> tuple[Tensor, Tensor]:
-    """`invert` over the tokens that are kept, most probable first: probs (R, V), uniform (R,) → ids (R,), kept mass
-    (R,).
+    """Sample with `invert` over the kept tokens, most probable first.
 
-    `keep.rows` is not looked at. Of equal probabilities the lower id ranks first. first: ids of each row that are
-    ranked before the rows that need more are told apart; what is drawn does not depend on it.
+    probs (R, V), uniform (R,) → ids (R,), kept mass (R,). `keep.rows` is ignored. Of equal probabilities the lower id
+    ranks first. first: ids of each row that are ranked at first; no result depends on it.
     """
     count, vocab = probs.shape
     ids = torch.empty(count, dtype=torch.long, device=probs.device)
@@ -164,7 +161,7 @@ def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor, first: in
     rows, width = torch.arange(count, device=probs.device), min(first, keep.most)
     while len(rows):
         some, of = (probs, keep) if len(rows) == count else (probs[rows], keep[rows])
-        look = _look(some, of, uniform[rows], min(width, vocab))
+        look = _sample_ranked(some, of, uniform[rows], min(width, vocab))
         ids[rows], mass[rows] = look.ids, look.mass
         ties, begun = look.ties, ~look.done
         left = (begun if ties is None else begun | ties.rows).nonzero().squeeze(1)  # for which a GPU is waited for
@@ -180,7 +177,7 @@ def invert_truncated(probs: Tensor, keep: Truncation, uniform: Tensor, first: in
 
 @dataclass(frozen=True, slots=True)
 class _Ties:
-    """Rows whose id is the n-th, from 0, of those that have a probability: rows (R,) bool, value (R, 1), n (R,)."""
+    """Rows whose id is the n-th, from 0, of equal probability: rows (R,) bool, value (R, 1), n (R,)."""
 
     rows: Tensor
     value: Tensor
@@ -188,9 +185,8 @@ class _Ties:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """Of R rows: ids, kept mass, and whether these are known. ties: which of them are known but for the order of
-    equals; None where none are."""
+class _RankedSample:
+    """Ids and kept mass of R rows, and whether they are known. ties: rows that lack only the order of equals."""
 
     ids: Tensor
     mass: Tensor
@@ -198,8 +194,8 @@ class _Look:
     ties: _Ties | None = None
 
 
-def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> _Look:
-    """`invert_truncated` as far as the `width` most probable ids show it."""
+def _sample_ranked(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> _RankedSample:
+    """Sample as `invert_truncated` does, from the `width` most probable ids."""
     if width == 1:
         order = argmax(probs)[:, None]
         ranked = probs.gather(1, order)
@@ -213,23 +209,23 @@ def _look(probs: Tensor, keep: Truncation, uniform: Tensor, width: int) -> _Look
     before = pad(reached[:, :-1], (1, 0))
     kept = (fits & (before < share[:, None])).sum(-1).clamp_(min=1)
     mass = reached.gather(1, kept[:, None] - 1).squeeze(1)
-    rank = torch.minimum(_passes(reached, mass, uniform * mass)[0], kept - 1)[:, None]
+    rank = torch.minimum(_first_above(reached, mass, uniform * mass)[0], kept - 1)[:, None]
     ids = order.gather(1, rank).squeeze(1)
     if width == probs.shape[-1]:
         done = torch.ones_like(keep.limited)
     else:
         done = torch.where(keep.limited, (fitting < width) | (keep.top_k <= width), ~(mass < share))
     if width == 1:
-        return _Look(ids, mass, done)
+        return _RankedSample(ids, mass, done)
     # topk ranks equal values in any order, and keeps any of those at its end.
     value = ranked.gather(1, rank)
     above = (ranked > value).sum(-1)
     tied = done & (((ranked == value).sum(-1) > 1) | (above == width - 1))
-    return _Look(ids, mass, done, _Ties(tied, value, rank.squeeze(1) - above))
+    return _RankedSample(ids, mass, done, _Ties(tied, value, rank.squeeze(1) - above))
 
 
 def _nth_equal(values: Tensor, value: Tensor, n: Tensor) -> Tensor:
-    """The n-th index, from 0, at which a row has its value: values (R, V), value (R, 1), n (R,) → (R,)."""
+    """Return the n-th index, from 0, at which a row has its value: values (R, V), value (R, 1), n (R,) → (R,)."""
     equal = values == value
     first = pad(equal.sum(-1).cumsum(0)[:-1], (1, 0))
     return equal.nonzero()[first + n, 1]
@@ -237,7 +233,7 @@ def _nth_equal(values: Tensor, value: Tensor, n: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _SamplingPlan:
-    """What is computed for the rows `rows` of a batch: what none of them needs is None, known before the first step.
+    """Steps for the rows `rows` of a batch; None for steps that no row needs.
 
     greedy: (B,) bool. divisor: (B, 1). plain: (B,) bool, rows that sample from the model's own distribution.
     """
@@ -251,7 +247,7 @@ class _SamplingPlan:
 
 
 class Sampler:
-    """The sampling parameters of a batch of B rows."""
+    """A sampler for the parameters of B rows."""
 
     def __init__(self, params: Sequence[SamplingParams], device: torch.device) -> None:
         self._device = device
@@ -260,9 +256,10 @@ class Sampler:
         self._planned = 0
 
     def __call__(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """logits (B, V) of any dtype, uniform (B,) float32 → ids (B,) int64, logprobs and sampling_logprobs (B,).
+        """Sample ids (B,) from logits (B, V) of any dtype and uniform (B,) float32.
 
-        Log-probs are float32, in nats; what each is of, `Generation` says. Rows of nan logits have nan log-probs.
+        Returns ids int64, and logprobs and sampling_logprobs (B,) as in `Generation`, float32, in nats. Rows of nan
+        logits have nan log-probs.
         """
         chunk = len(self._table)
         if self._device.type == "cpu":
@@ -279,7 +276,7 @@ class Sampler:
 
 
 def _table(params: Sequence[SamplingParams]) -> np.ndarray:
-    """(B, 4) float64: temperature (0 where greedy), top_p, top_k and min_p, all off where greedy."""
+    """Return (B, 4) float64: temperature (0 where greedy), top_p, top_k and min_p, all off where greedy."""
     rows = [
         (p.temperature, p.top_p, min(p.top_k, UNRANKED), p.min_p)
         if p.temperature >= GREEDY_BELOW
@@ -322,7 +319,7 @@ def _plan(table: np.ndarray, rows: slice, device: torch.device) -> _SamplingPlan
 
 
 def _sample(plan: _SamplingPlan, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`Sampler.__call__` for the rows of one plan."""
+    """Sample the rows of one plan."""
     logits = logits.float()
     probs = logits.softmax(-1)
     if plan.all_greedy:
@@ -352,7 +349,7 @@ def _sample(plan: _SamplingPlan, logits: Tensor, uniform: Tensor) -> tuple[Tenso
 
 
 def _log_of(probs: Tensor, logits: Tensor, ids: Tensor) -> Tensor:
-    """Log-probs of `ids` (B,) from the probabilities, which spares a pass over (B, V) for all but the faintest."""
+    """Return log-probs of `ids` (B,) from probabilities, which spares most rows a pass over (B, V)."""
     if probs.device.type != "cpu":  # whose pass costs less than to wait for how many are faint
         return logits.gather(1, ids[:, None]).squeeze(1) - logits.logsumexp(-1)
     chosen = probs.gather(1, ids[:, None]).squeeze(1)

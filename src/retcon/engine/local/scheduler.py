@@ -1,12 +1,12 @@
-"""Which requests are computed next, and where their keys and values lie: continuous batching.
+"""Scheduler of requests and slots: continuous batching.
 
-Every forward takes one id of each request that decodes and, of those that were admitted since, the next stretch of what
-is not cached. Requests join when there is room and leave with their last id; their keys and values stay until the next
-call, unless others need the room.
+Every forward takes one id of each decoding request and the next uncached chunk of each newly admitted one. Requests
+join when there is room and leave with their last id; their keys and values stay until the next call, unless others need
+the room.
 
-Room is found in this order: free slots; slots of requests whose callers are busy with something else, the longest first
-out of use; and, if it is a decoding request that must grow, the slots of those that came last. Whoever loses
-keys and values has them computed again from its ids: nothing that was generated is lost.
+Room is found in this order: free slots; slots of requests at rest, the least recently used first; and, for a decoding
+request that must grow, the slots of the latest arrivals. Lost keys and values are computed again from the ids: nothing
+that was generated is lost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder
 from retcon.engine.local.drafts import Drafts
-from retcon.engine.local.forward import AT_ONCE, FORWARD_IDS, STRETCH_LOGITS, Kept, Step, Stretch, sparing, stretch_end
-from retcon.engine.local.requests import AHEAD, Drawn, GenerateCall, PromptCache, Request, ScoreCall, common_prefix
+from retcon.engine.local.forward import AT_ONCE, CHUNK_LOGITS, FORWARD_IDS, Chunk, Output, Step, chunk_end, thin_drafts
+from retcon.engine.local.requests import AHEAD, GenerateCall, PromptCache, Request, ScoreCall, Token, common_prefix
 from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
 
@@ -59,13 +59,12 @@ class EngineStats:
     kv_budget: int = 0
 
     def since(self, before: EngineStats) -> EngineStats:
-        """The difference to an earlier copy; of the bytes, what they are now."""
+        """Return the difference to an earlier copy; bytes as they are now."""
         earlier = asdict(before)
         return EngineStats(**{k: v if k.startswith("kv") else v - earlier[k] for k, v in asdict(self).items()})
 
     def metrics(self) -> dict[str, float | None]:
-        """What a run logs of a step: engine_utilisation, mean batch, ids drafted and accepted, ids fed, found
-        cached and copied, requests that gave way, and MiB of keys and values. They depend on how quick tools were."""
+        """Return a step's metrics, which depend on the speed of tools."""
         utilisation, batch = self.utilisation, self.batch
         return {
             "engine_utilisation": None if utilisation is None else round(utilisation, 4),
@@ -81,28 +80,26 @@ class EngineStats:
 
     @property
     def batch(self) -> float | None:
-        """Mean number of requests that a forward decodes; None where none did."""
+        """Mean requests of a decoding forward; None before the first."""
         return self.rows / self.steps if self.steps else None
 
     @property
     def utilisation(self) -> float | None:
-        """Share of the time in which requests were open that the engine computed; None where none was."""
+        """Computing time per time with open requests; None without any."""
         total = self.seconds + self.gathered + self.starved
         return self.seconds / total if total else None
 
 
-class Drawing:
-    """Keeps the sampler of the rows that it was asked about last: where nothing is drafted, most forwards have the same
-    ones."""
+class BatchSampler:
+    """Sampling of calls, which reuses the last sampler: without drafts most forwards have the same rows."""
 
     def __init__(self) -> None:
         self._sampler: tuple[list[GenerateCall], Sampler] | None = None
 
-    def __call__(self, calls: Sequence[GenerateCall], counts: Sequence[int], logits: Tensor) -> list[list[Drawn]]:
-        """Of each call its next `count` ids, as if every id of its draft had been sampled: logits (sum of counts,
-        V), in order.
+    def __call__(self, calls: Sequence[GenerateCall], counts: Sequence[int], logits: Tensor) -> list[list[Token]]:
+        """Sample each call's next `count` ids, as if its draft had been sampled: logits (sum of counts, V), in order.
 
-        The uniforms stay the call's next ones; whoever takes ids skips as many.
+        The uniforms stay the call's next ones; `Request.take` skips as many as it takes.
         """
         wanted, first = [], 0
         for call, count in zip(calls, counts, strict=True):
@@ -126,16 +123,16 @@ class Drawing:
 
 
 COMPACT_AT = 0.75
-"""Requests of a slab that decode are moved together when fewer than this share of the slots up to the last of them do:
+"""Decoding requests of a slab are moved together when they are fewer than this share of the slots up to their last:
 less often costs attention over slots at rest, more often costs moving keys and values."""
 REST = 64
-"""Forwards after which a request that nobody has asked for again makes room for a new one: it may never be released."""
+"""Forwards after which a request without a new call makes room for another: it may never be released."""
 HEADROOM = 0.1
 """Share of the budget that new requests leave to those that grow."""
 
 
 class Scheduler:
-    """Answers the calls of requests, up to `rows` of them side by side. `step` until `busy` is false."""
+    """Scheduler of calls, up to `rows` side by side: `step` until not `busy`."""
 
     def __init__(
         self, decoder: Decoder, memory: Memory, *, rows: int, vocabulary: int, device: torch.device, stats: EngineStats
@@ -151,7 +148,7 @@ class Scheduler:
         self._feeding: dict[str, Request] = {}
         self._decoding: dict[str, Request] = {}
         self._resting: dict[str, Request] = {}  # with keys and values but no call, those longest out of use first
-        self._prompts, self._drafts, self._draw = PromptCache(), Drafts(), Drawing()
+        self._prompts, self._drafts, self._draw = PromptCache(), Drafts(), BatchSampler()
         self._changed, self._forwards = True, 0
 
     @property
@@ -160,7 +157,7 @@ class Scheduler:
 
     @property
     def present(self) -> int:
-        """Requests that have a call."""
+        """Number of requests with a call."""
         return len(self._waiting) + len(self._new) + len(self._feeding) + len(self._decoding)
 
     @property
@@ -170,7 +167,7 @@ class Scheduler:
 
     @property
     def version(self) -> int | None:
-        """Of the weights, told with what they sample; None: not told."""
+        """Version of the weights, returned with their tokens; None: not returned."""
         return self._version
 
     @version.setter
@@ -182,12 +179,12 @@ class Scheduler:
         self._version = version
 
     def add(self, request: Request) -> None:
-        """The request has a call to be answered."""
+        """Add a request with a new call."""
         self._resting.pop(request.id, None)
         (self._waiting if request.admitted else self._new)[request.id] = request
 
     def fork(self, request: Request, source: Request, length: int) -> None:
-        """Give a request that was never asked the first `length` positions of one at rest, where there is room."""
+        """Copy a resting request's first `length` positions to a new one."""
         kept = min(length, len(source.cached)) if source.id in self._resting else 0
         place = self._memory.take(min(kept + AHEAD, self._memory.max_len)) if kept else None
         if place is None or source.place is None:
@@ -198,14 +195,14 @@ class Scheduler:
         self._rest(request)
 
     def remove(self, request: Request) -> None:
-        """The request is over; its slot is free."""
+        """Remove a request and free its slot."""
         self._evict(request)
         for group in (self._waiting, self._new, self._feeding, self._decoding, self._resting):
             group.pop(request.id, None)
         self._changed = True
 
     def forget(self) -> None:
-        """No keys and values hold any more."""
+        """Drop all keys and values."""
         for group in (self._waiting, self._new, self._resting):
             for request in group.values():
                 request.place, request.cached = None, []
@@ -216,13 +213,13 @@ class Scheduler:
         self._stale = True
 
     def suspend(self) -> None:
-        """What is being computed waits, and is to be computed anew from its ids; what it has generated stays."""
+        """Set computing requests back to waiting, without keys and values; their generated ids stay."""
         for request in (*self._feeding.values(), *self._decoding.values()):
             self._stats.carried += 1
             self._set_back(request)
 
     def step(self) -> None:
-        """Admit what fits, run one forward, sample, and answer what is done."""
+        """Admit requests, run one forward, sample, and answer finished calls."""
         began = time.perf_counter()
         if self._stale or self._threads != torch.get_num_threads():
             self._decoder.refresh()
@@ -231,12 +228,12 @@ class Scheduler:
         self._make_room()
         rows = self._ordered()
         drafted = self._decoder.invariance.drafted
-        steps = sparing([self._next(r, drafted) for r in rows], STRETCH_LOGITS // self._vocabulary)
+        steps = thin_drafts([self._next(r, drafted) for r in rows], CHUNK_LOGITS // self._vocabulary)
         count = sum(len(s.ids) for s in steps)
-        fed = sorted(self._stretches(self._most - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
+        fed = sorted(self._chunks(self._most - count), key=lambda f: (f[1].start > 0, len(f[1].ids)))
         sampled, parts = list(rows), []
         if steps or fed:
-            kept = self._forward(steps, [stretch for _, stretch in fed])
+            kept = self._forward(steps, [chunk for _, chunk in fed])
             led = list(self._fed(fed, kept, count))
             if rows or led:
                 parts.append(kept.logits([*range(count), *(token for _, token in led)]))
@@ -254,10 +251,10 @@ class Scheduler:
         self._stats.seconds += time.perf_counter() - began
         self._stats.kv_used, self._stats.kv_peak = self._memory.used, self._memory.peak
 
-    # --- who is computed ---
+    # --- admission ---
 
     def _admit(self) -> list[tuple[Request, Tensor]]:
-        """Give waiting requests a slot; those that go on first. Returns those whose logits are known already."""
+        """Give waiting requests a slot, continued ones first; return those whose logits are known already."""
         known: list[tuple[Request, Tensor]] = []
         for request in (*self._waiting.values(), *self._new.values()):
             if len(self._feeding) + len(self._decoding) + len(known) >= self._rows:
@@ -294,7 +291,7 @@ class Scheduler:
         return known
 
     def _crop(self, request: Request, call: GenerateCall | ScoreCall) -> None:
-        """Keep what the call has in common with what is cached, and leave at least what must be fed for its logits."""
+        """Crop the cache to its common prefix with the call, and to what need not be fed for logits."""
         kept = min(common_prefix(request.cached, call.to_feed), call.wanted)
         assert request.place is not None
         if kept == 0:
@@ -305,7 +302,7 @@ class Scheduler:
             self._prompts.cropped(request)
 
     def _place(self, request: Request, call: GenerateCall | ScoreCall, *, new: bool) -> bool:
-        """Find a slot that holds the call. New requests put nobody out, unless nothing else can go on."""
+        """Find a slot that holds the call. New requests evict no recent ones, unless nothing else can go on."""
         if request.place is not None and len(call.to_feed) <= request.place.capacity:
             return True
         idle = not self._feeding and not self._decoding
@@ -323,18 +320,18 @@ class Scheduler:
         return self._grown(request, call.room, self._victims(request) if idle else ())
 
     def _left_alone(self) -> Iterator[Request]:
-        """Requests at rest that nobody has asked for in a long time, such as those that nobody will release."""
+        """Yield requests at rest without a call in a long time, such as those that will never be released."""
         for request in list(self._resting.values()):
             if self._forwards - request.rested > REST:
                 yield request
 
     def _victims(self, request: Request) -> Iterator[Request]:
-        """Whose keys and values may go, first those at rest, then those that wait."""
+        """Yield requests to evict, first those at rest, then those that wait."""
         for group in (self._resting, self._waiting):
             yield from (r for r in list(group.values()) if r.place is not None and r is not request)
 
     def _grown(self, request: Request, length: int, victims: Iterable[Request]) -> bool:
-        """Give the request a slot of at least `length`, with what it has cached; evict victims as it takes."""
+        """Give the request a slot of at least `length`, with its cache; evict victims if needed."""
         place = self._memory.take(min(length, self._memory.max_len))
         for victim in () if place is not None else victims:
             self._put_out(victim)
@@ -351,13 +348,13 @@ class Scheduler:
         return True
 
     def _put_out(self, victim: Request) -> None:
-        """Take its slot from a request that is not computed."""
+        """Take the slot of a request that is not computed."""
         self._evict(victim)
         self._resting.pop(victim.id, None)
         self._stats.evicted += 1
 
     def _make_room(self) -> None:
-        """Let requests that decode grow; where there is no room, those that came last wait until there is."""
+        """Let decoding requests grow; without room the latest arrivals wait."""
         full = [r for r in self._decoding.values() if r.place is not None and len(r.cached) >= r.place.capacity]
         moves: list[tuple[Request, Place]] = []
         for request in full:  # all at once, if there is room for all
@@ -378,7 +375,7 @@ class Scheduler:
                     self._set_back(self._last(request))
 
     def _last(self, request: Request) -> Request:
-        """Of the requests that are computed, the one that came last, if it came after this one."""
+        """Return the latest arrival of the computing requests, or this one if it is later."""
         decoding = (r for r in self._decoding.values() if isinstance(r.call, GenerateCall) and r.call.made)
         return max((*decoding, *self._feeding.values(), request), key=lambda r: r.arrived)
 
@@ -400,7 +397,7 @@ class Scheduler:
         self._prompts.leave(request)
 
     def _ordered(self) -> list[Request]:
-        """The requests that decode and have an id to feed, by slab and slot, moved together where that pays."""
+        """Return decoding requests with an id to feed, by slab and slot, moved together where that pays."""
         rows = [r for r in self._decoding.values() if isinstance(r.call, GenerateCall) and r.call.made]
         if self._changed:
             self._memory.compact([r.place for r in rows if r.place is not None], COMPACT_AT)
@@ -409,7 +406,7 @@ class Scheduler:
             self._decoding = {r.id: r for r in rows} | self._decoding
         return rows
 
-    # --- what is computed ---
+    # --- forwards ---
 
     def _next(self, request: Request, drafted: int) -> Step:
         call, place, length = request.call, request.place, len(request.cached)
@@ -419,42 +416,42 @@ class Scheduler:
         draft = self._drafts.propose(call.nearest, most) if most > 0 and not call.wants_entropy else []
         return Step(place, (call.made[-1], *draft), length)
 
-    def _stretches(self, room: int) -> Iterator[tuple[Request, Stretch]]:
-        """The next stretch of each that is fed, while a forward has room, one at least; none if the decoder waits."""
+    def _chunks(self, room: int) -> Iterator[tuple[Request, Chunk]]:
+        """Yield the next chunk of each prefill, at least one, while a forward has room; none if the decoder waits."""
         full = sum(request.unfed for request in self._feeding.values()) >= room
         for request in self._feeding.values() if self._decoder.feeds(room < self._most, full) else ():
             call, start = request.call, len(request.cached)
             assert call is not None
             assert request.place is not None
             ids = call.to_feed
-            end = stretch_end(start, len(ids), call.wanted, self._vocabulary)
+            end = chunk_end(start, len(ids), call.wanted, self._vocabulary)
             keep = min(max(end - call.wanted, 0), end - start)
-            yield request, Stretch(request.place, start, ids[start:end], keep)
-            room -= max(end - start, keep * self._vocabulary * self._most // STRETCH_LOGITS)
+            yield request, Chunk(request.place, start, ids[start:end], keep)
+            room -= max(end - start, keep * self._vocabulary * self._most // CHUNK_LOGITS)
             if room <= 0:
                 return
 
-    def _forward(self, steps: Sequence[Step], stretches: Sequence[Stretch]) -> Kept:
-        kept = self._decoder.feed(steps, stretches, self._device)
-        for stretch in stretches:
-            stretch.place.slab.show(stretch.place.slot, stretch.start + len(stretch.ids))
+    def _forward(self, steps: Sequence[Step], chunks: Sequence[Chunk]) -> Output:
+        kept = self._decoder.feed(steps, chunks, self._device)
+        for chunk in chunks:
+            chunk.place.slab.show(chunk.place.slot, chunk.start + len(chunk.ids))
         self._forwards += 1
         self._stats.steps += bool(steps)
         self._stats.rows += len(steps)
         self._stats.drafted += sum(len(s.ids) - 1 for s in steps)
-        self._stats.prefilled += sum(len(s.ids) for s in stretches)
+        self._stats.prefilled += sum(len(s.ids) for s in chunks)
         return kept
 
-    def _fed(self, fed: Sequence[tuple[Request, Stretch]], kept: Kept, at: int) -> Iterator[tuple[Request, int]]:
-        """Take in what was fed, kept from `at` on. Yields requests that are to be sampled, each with its kept token."""
-        for request, stretch in fed:
-            first, at = at, at + stretch.keep
+    def _fed(self, fed: Sequence[tuple[Request, Chunk]], kept: Output, at: int) -> Iterator[tuple[Request, int]]:
+        """Record fed chunks, whose output begins at `at`; yield requests to be sampled, each with its kept token."""
+        for request, chunk in fed:
+            first, at = at, at + chunk.keep
             call = request.call
             assert call is not None
-            request.cached.extend(stretch.ids)
+            request.cached.extend(chunk.ids)
             if isinstance(call, ScoreCall):
-                shown = stretch.start + len(stretch.ids) - stretch.keep + 1
-                nexts = call.ids[shown : shown + stretch.keep]
+                shown = chunk.start + len(chunk.ids) - chunk.keep + 1
+                nexts = call.ids[shown : shown + chunk.keep]
                 call.values += kept.logprobs(first, nexts)
                 self._stats.scored += len(nexts)
             if len(request.cached) < len(call.to_feed):
@@ -473,7 +470,7 @@ class Scheduler:
                 yield request, at - 1
 
     def _sample(self, requests: Sequence[Request], drafts: Sequence[Sequence[int]], logits: Tensor) -> None:
-        """Draw the next id of each request, and with a draft those after it; answer those that end."""
+        """Sample each request's next id, and with a draft those after it; answer those that end."""
         calls = [r.call for r in requests if isinstance(r.call, GenerateCall)]
         drawn = self._draw(calls, [1 + len(draft) for draft in drafts], logits)
         for request, call, draft, rows in zip(requests, calls, drafts, drawn, strict=True):

@@ -1,7 +1,7 @@
-"""The memory of keys and values: slots in slabs, within a budget.
+"""Memory of keys and values: slots in slabs, within a budget.
 
-A request has one slot, a contiguous stretch of positions, so that decoding reads it as a view. Slots come in classes of
-capacity; a slab holds slots of one class and can be given up when none is taken, for slabs of another class. A request
+A request has one slot, a contiguous range of positions, so that decoding reads it as a view. Slots come in classes of
+capacity; a slab holds slots of one class and can be freed when none is taken, for slabs of another class. A request
 that outgrows its slot moves to a larger one: the copies add up to no more than a few times its length.
 """
 
@@ -26,16 +26,16 @@ SCORES = 2**20
 """Scores at a time, of several rows where they are short."""
 
 
-def quicker(x: Tensor) -> bool:
-    """Whether products are quicker than torch's fused attention for tensors like x."""
+def prefers_products(x: Tensor) -> bool:
+    """Return whether products beat torch's fused attention for such tensors."""
     return x.device.type == "cpu" and x.dtype == torch.bfloat16
 
 
 def attend_by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v. q: (B, H, T, D); k: (B, KV, L, D); v: (B, KV, L, E) → (B, H, T, E).
+    """Return softmax(q kᵀ · scale + mask) v, (B, H, T, E).
 
-    mask: (B or 1, 1, T, L), of q's dtype; None: causal, with T = L. Scores have q's dtype; the softmax is computed in
-    float32.
+    q: (B, H, T, D); k: (B, KV, L, D); v: (B, KV, L, E). mask: (B or 1, 1, T, L), of q's dtype; None: causal, with
+    T = L. Scores have q's dtype; the softmax is computed in float32.
     """
     some = max(1, SCORES // (q.shape[1] * BLOCK * k.shape[2]))
     if len(q) <= some:
@@ -57,7 +57,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
         some_k, some_v = (x[:, :, :seen].reshape(batch * shared, seen, x.shape[-1]) for x in (k, v))
         scores = torch.bmm(queries, some_k.transpose(1, 2)).view(batch, shared, groups, count, seen)
         if mask is None:
-            scores[..., first:].add_(_later(q.dtype)[:count, :count])
+            scores[..., first:].add_(_causal_mask(q.dtype)[:count, :count])
         else:
             scores.add_(mask[:, :, None, first:last])
         weights = scores.softmax(-1).view(batch * shared, groups * count, seen)
@@ -66,38 +66,37 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
 
 
 @cache
-def _later(dtype: torch.dtype) -> Tensor:
-    """(BLOCK, BLOCK): what hides from each query the keys after its own."""
+def _causal_mask(dtype: torch.dtype) -> Tensor:
+    """Return the causal mask, (BLOCK, BLOCK)."""
     return torch.full((BLOCK, BLOCK), -torch.inf, dtype=dtype).triu_(1)
 
 
 LINE = 16
-"""What slots and stretches of tokens are padded to a multiple of."""
+"""Slots and chunks of tokens are padded to a multiple of this."""
 SLAB_IDS, SLAB_BYTES = 8192, 2**26
-"""Positions of a slab at most (one slot at least), more where they are few bytes of what is left: small enough to be
-given up, large enough for wide batches, as each slab of a forward costs operations of its own."""
+"""Most positions of a slab (at least one slot), more where they are few bytes of what is left: small enough to be
+freed, large enough for wide batches, as each slab of a forward costs further operations."""
 SLAB_SLOTS = 64
 
 
-def padded(length: int, line: int = LINE) -> int:
-    """The least multiple of `line` that holds `length`."""
+def round_up(length: int, line: int = LINE) -> int:
+    """Round `length` up to a multiple of `line`."""
     return -(-length // line) * line
 
 
-def capacity_for(length: int, most: int) -> int:
-    """The capacity of the class that holds `length` ids: 64, 128, 256, 512, then four to an octave, up to `most`.
+def slot_capacity(length: int, most: int) -> int:
+    """Return the slot capacity for `length` ids: 64, 128, 256, 512, then four to an octave, up to `most`.
 
-    Few classes make few operations, many make little to attend to in vain: the operations count where requests are
-    short. A class is a function of the length alone, so that what is computed of a request does not depend on which
-    slots are free.
+    Few classes make few operations, many waste little attention: the operations count where requests are short. A class
+    is a function of the length alone, so that no result depends on which slots are free.
     """
     octave = max(64, 1 << (max(length, 1) - 1).bit_length())
-    return min(octave if octave <= 512 else padded(length, octave >> 3), padded(most))
+    return min(octave if octave <= 512 else round_up(length, octave >> 3), round_up(most))
 
 
-def budget_for(request: int, max_requests: int, free: int) -> int:
-    """Bytes for slabs, where nobody says how many: what twice `max_requests` need, a quarter of the `free` ones at
-    most, and one request at any rate. request: bytes of one at its longest."""
+def kv_budget(request: int, max_requests: int, free: int) -> int:
+    """Return the default bytes for slabs: two `max_requests`, at most a quarter of `free`, at least one request, which
+    takes `request` bytes at its longest."""
     return max(request, min(2 * max_requests * request, free // 4))
 
 
@@ -105,11 +104,11 @@ _NUMBERS = count()
 
 
 class Slab:
-    """`slots` stretches of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
+    """`slots` slots of `capacity` positions. keys, values: by layer, (slots, KV, capacity, size).
 
-    mask: (slots, 1, capacity), what to add to the attention scores of a slot's positions: 0 or the least number.
-    number: its own, never that of another slab. slot_bytes: of a slot's keys and values. legible: whether it pays to
-    read them before they are multiplied (`DecodeJob`), and they can be read in words of eight bytes.
+    mask: (slots, 1, capacity), added to the attention scores of a slot's positions: 0 or the least number. number:
+    unique among slabs. slot_bytes: of a slot's keys and values. legible: whether it pays to read them before they are
+    multiplied (`DecodeJob`), and they can be read in words of eight bytes.
     """
 
     def __init__(
@@ -125,14 +124,14 @@ class Slab:
         self.blocked = torch.finfo(dtype).min
 
         def filled(heads: int, size: int) -> Tensor:
-            # Zeros, not empty: what is masked out is still multiplied by a weight of zero, and 0 · nan is nan.
+            # Zeros, not empty: masked values are still multiplied by a weight of zero, and 0 · nan is nan.
             return torch.zeros(slots, heads, capacity, size, dtype=dtype, device=device)
 
         self.keys = {layer: filled(heads, key) for layer, (heads, key, _) in layers.items()}
         self.values = {layer: filled(heads, value) for layer, (heads, _, value) in layers.items()}
         self.mask = torch.full((slots, 1, capacity), self.blocked, dtype=dtype, device=device)
         self.slot_bytes = sum(t.nbytes for t in self.tensors) // slots
-        self.legible = quicker(self.mask) and not any(t.shape[-1] % 4 for t in self.tensors)
+        self.legible = prefers_products(self.mask) and not any(t.shape[-1] % 4 for t in self.tensors)
 
     @property
     def full(self) -> bool:
@@ -143,22 +142,22 @@ class Slab:
         return [*self.keys.values(), *self.values.values()]
 
     def show(self, slot: int, length: int) -> None:
-        """Let the slot's first `length` positions be seen, and no others."""
+        """Unmask the slot's first `length` positions, and no others."""
         self.mask[slot, ..., :length] = 0
         self.mask[slot, ..., length:] = self.blocked
 
     def hide(self, slot: int, start: int, end: int) -> None:
-        """Let positions start…end of the slot not be seen any more."""
+        """Mask positions start…end of the slot."""
         self.mask[slot, ..., start:end] = self.blocked
 
     def wipe(self, slot: int) -> None:
-        """Remove what is not finite, which no mask hides."""
+        """Zero a slot: no mask hides values that are not finite."""
         with torch.inference_mode():  # also where a caller is gone, between two forwards
             for tensor in self.tensors:
                 tensor[slot] = 0
 
     def copy_from(self, source: Slab, sources: Sequence[int], targets: Sequence[int], lengths: Sequence[int]) -> None:
-        """Copy the first lengths[i] positions of slot sources[i] of `source` to slot targets[i]."""
+        """Copy lengths[i] positions of slot sources[i] of `source` to slot targets[i]."""
         old_slots, new_slots = (torch.tensor(slots, device=self.mask.device) for slots in (sources, targets))
         most = max(lengths)
         for old, new in zip(source.tensors, self.tensors, strict=True):
@@ -167,21 +166,21 @@ class Slab:
             self.show(slot, length)
 
     def permute(self, here: Sequence[int], there: Sequence[int]) -> None:
-        """Move what lies in slot there[i] to slot here[i], for the same slots in another order."""
+        """Move slot there[i] to slot here[i], a permutation of slots."""
         to, source = (torch.tensor(slots, device=self.mask.device) for slots in (here, there))
         for tensor in (*self.tensors, self.mask):
             tensor.index_copy_(0, to, tensor.index_select(0, source))  # half the time of tensor[to] = tensor[source]
 
 
 class Layout(Protocol):
-    """What a slot holds: how many bytes, and slabs of such slots."""
+    """The layout of slots: their bytes, and slabs of them."""
 
     def slot_bytes(self, capacity: int) -> int: ...
     def slab(self, capacity: int, slots: int) -> Slab: ...
 
 
 class KeysAndValues:
-    """The `Layout` of a packed forward. layers: by layer, (heads of keys, size of a key, size of a value)."""
+    """The `Layout` of a packed forward. layers: by layer, (heads of keys, key size, value size)."""
 
     def __init__(self, layers: Mapping[int, tuple[int, int, int]], dtype: torch.dtype, device: torch.device) -> None:
         self._layers, self._dtype, self._device = layers, dtype, device
@@ -208,13 +207,12 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int]:
-        """By slab, and by slot within a slab."""
+        """Sort key: the slab, and the slot within it."""
         return id(self.slab), self.slot
 
 
 class Memory:
-    """Slabs within `budget` bytes, of which `keeps` outlast a `drop`. used, peak: bytes of the slabs there are, and the
-    most there were."""
+    """Slabs within `budget` bytes, of which `keeps` outlast a `drop`. used, peak: bytes of slabs, now and at most."""
 
     def __init__(
         self,
@@ -232,7 +230,7 @@ class Memory:
         self.used = self.peak = 0
 
     def take(self, length: int) -> Place | None:
-        """A slot for `length` ids, None where the budget has no room."""
+        """Take a slot for `length` ids; None if the budget has no room."""
         capacity = self._capacity(length)
         slab = self._with_room(capacity) or self._grow(capacity)
         if slab is None:
@@ -243,24 +241,24 @@ class Memory:
         return place
 
     def scarce(self, length: int, headroom: float) -> bool:
-        """Whether a slot for `length` ids would leave less than that share of the budget to those that grow."""
+        """Return whether a slot of `length` would cut into the headroom."""
         capacity = self._capacity(length)
         taken = sum(len(slab.places) * self.slot_bytes(slab.capacity) for slab in self.slabs)
         return taken + self.slot_bytes(capacity) > (1 - headroom) * self.budget
 
     def _capacity(self, length: int) -> int:
-        """`capacity_for`; on GPUs the greatest for all, where the budget holds as many as are computed: there each slab
-        of a forward costs the starts of its kernels, and attending in vain costs little."""
-        greatest = capacity_for(self.max_len, self.max_len)
+        """Return the capacity: on GPUs the greatest for all, if the budget holds as many as are computed. There each
+        slab of a forward costs the starts of its kernels, and wasted attention costs little."""
+        greatest = slot_capacity(self.max_len, self.max_len)
         whole = self._device.type != "cpu" and self._max_slots * self.slot_bytes(greatest) <= self.budget
-        return greatest if whole else capacity_for(length, self.max_len)
+        return greatest if whole else slot_capacity(length, self.max_len)
 
     def give(self, place: Place) -> None:
-        """The slot is free; its slab stays, until another class needs the room."""
+        """Free a slot; its slab stays until another class needs the room."""
         del place.slab.places[place.slot]
 
     def copy(self, moves: Iterable[tuple[Place, Place, int]]) -> None:
-        """Copy the first so many positions from slot to slot, for every (source, target, positions)."""
+        """Copy positions 0…n from slot to slot, for each (source, target, n)."""
         by_slabs: dict[tuple[int, int], list[tuple[Place, Place, int]]] = {}
         for move in moves:
             by_slabs.setdefault((id(move[0].slab), id(move[1].slab)), []).append(move)
@@ -269,7 +267,7 @@ class Memory:
             new[0].slab.copy_from(old[0].slab, [place.slot for place in old], [place.slot for place in new], lengths)
 
     def compact(self, active: Iterable[Place], share: float) -> None:
-        """Exchange slots where those of `active` are less than `share` of the slots up to the last of them."""
+        """Move `active` slots together where they fill less than `share`."""
         by_slab: dict[int, list[Place]] = {}
         for place in active:
             by_slab.setdefault(id(place.slab), []).append(place)
@@ -281,7 +279,7 @@ class Memory:
                 self._swap(slab, holes, sorted(slot for slot in taken if slot >= len(taken)))
 
     def _swap(self, slab: Slab, first: Sequence[int], second: Sequence[int]) -> None:
-        """Exchange slots first[i] and second[i], all distinct, and whoever holds them."""
+        """Exchange slots first[i] and second[i], all distinct, and their holders."""
         here, there = [*first, *second], [*second, *first]
         slab.permute(here, there)
         held = {slot: slab.places.pop(slot) for slot in here if slot in slab.places}
@@ -291,7 +289,7 @@ class Memory:
                 slab.places[new] = held[old]
 
     def drop(self) -> None:
-        """Give all of it back, or where it is little keep it empty; no place may be used any more."""
+        """Free all slabs, or keep a few empty; no place may be used any more."""
         for slab in self.slabs:
             slab.places.clear()  # which name the slab: it would last until garbage is collected
         if self.used > self.keeps:

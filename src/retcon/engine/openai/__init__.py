@@ -1,1 +1,1 @@
-"""Chat-completions servers as an engine: text alone, so for evaluation and not for training."""
+"""Chat-completions servers as an engine, without training."""

@@ -1,6 +1,7 @@
-"""Any OpenAI-compatible server of chat completions, for agents, evaluation, demonstrations and SAAR at inference.
+"""Engine over an OpenAI-compatible server of chat completions.
 
-Nothing can be trained with it: the server returns text, without token ids or log-probs of other texts.
+It serves agents, evaluation, demonstrations and SAAR at inference, not training: the server returns text, without token
+ids or log-probs of other texts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from retcon.core.errors import EngineError, InfrastructureFault, nearest
-from retcon.engine.openai.messages import END, Manner, StandIn, pieces_of, request_of, with_objects
+from retcon.engine.openai.messages import END, Manner, SurrogateTokenizer, build_request, split_message, wrap_arguments
 from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
 from retcon.models.remote import (
     DEFAULT_KEY_ENV,
@@ -28,11 +29,11 @@ from retcon.models.remote import (
 )
 
 IN_A_ROW = 16
-"""Turns of running rollouts between two first turns, so that no rollout waits for ever."""
+"""Turns of running rollouts between two first turns, so that no rollout waits forever."""
 
 
 class RequestSlots:
-    """A semaphore that prefers rollouts under way to those that have yet to begin.
+    """A semaphore that prefers rollouts under way to new ones.
 
     Rollouts then end one after the other, and an interrupted evaluation has whole problems.
     """
@@ -153,8 +154,8 @@ FULL_SAMPLING = {
     "sglang": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
     "llamacpp": {"top_k": -1, "min_p": 0.0},
 }
-"""By `owned_by` of a server's models: parameters that turn its own truncation off. Those that a request lacks, these
-servers take from the model's generation_config.json, and llama.cpp from its defaults (top_k 40, min_p 0.05)."""
+"""By `owned_by` of a server's models: parameters that turn its own truncation off. These servers take missing ones from
+the model's generation_config.json, and llama.cpp from its defaults (top_k 40, min_p 0.05)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +188,13 @@ class OpenAISettings:
 class OpenAIStats:
     """Counters since the engine was made.
 
-    requests: answered; retried: after a fault. told, generated: tokens of prompts and of answers, by the server's
-    count. cut: complete messages that did not fit.
+    requests: answered; retried: after a fault. prompt_tokens, generated: tokens of prompts and of answers, by the
+    server's count. cut: complete messages that did not fit.
     """
 
     requests: int = 0
     retried: int = 0
-    told: int = 0
+    prompt_tokens: int = 0
     generated: int = 0
     cut: int = 0
 
@@ -208,16 +209,16 @@ class OpenAIStats:
 
 
 class OpenAIEngine:
-    """A `Generator` over histories that a chat of `engine.openai.messages` made with `tokenizer`.
+    """A `Generator` over a server, for histories of an `engine.openai.messages` chat.
 
-    The server gets a history as messages, recovered from its ids alone, so also what a repair made of it. Its answer is
-    encoded with the stand-in tokenizer. Log-probs are None. A message that reaches the server's limit or `max_tokens`
-    of the stand-in's tokens ends with stop `length`, as does a history that exceeds the model's context.
+    The server gets a history as messages, recovered from its ids alone, so also a repaired one. Its answer is encoded
+    with the stand-in tokenizer, without log-probs. A message that reaches the server's limit or `max_tokens` of the
+    stand-in's tokens ends with stop `length`, as does a history that exceeds the model's context.
 
     It works within `connected`.
     """
 
-    def __init__(self, settings: OpenAISettings, tokenizer: StandIn) -> None:
+    def __init__(self, settings: OpenAISettings, tokenizer: SurrogateTokenizer) -> None:
         self.settings, self.tokenizer, self.stats = settings, tokenizer, OpenAIStats()
         self.encoded_by = tokenizer.name
         self.model = settings.model
@@ -255,7 +256,7 @@ class OpenAIEngine:
         check_params(request_id, params)
         if self._remote is None:
             raise EngineError(f"request {request_id}: the engine is not connected: see `OpenAIEngine.connected`")
-        request = request_of(self.tokenizer, ids, self.settings.manner)
+        request = build_request(self.tokenizer, ids, self.settings.manner)
         under_way = request_id in self._under_way
         self._under_way.add(request_id)
         try:
@@ -271,7 +272,7 @@ class OpenAIEngine:
         except ServerFailed as failed:  # llama.cpp also refuses with status 500
             raise InfrastructureFault(f"{failed}{_advice(failed.error, request)}") from failed
         self.stats.requests += 1
-        self.stats.told += _count(choice, "prompt_tokens")
+        self.stats.prompt_tokens += _count(choice, "prompt_tokens")
         self.stats.generated += _count(choice, "completion_tokens")
         return self._generation(choice, params)
 
@@ -281,7 +282,7 @@ class OpenAIEngine:
         Most servers that render a chat template refuse, with status 400 or 500, a history in which a call's arguments
         are not a JSON object; from then on they are sent as text within one.
         """
-        whole = with_objects(request)
+        whole = wrap_arguments(request)
         if whole is None or self._only_objects:
             return await remote.message(**(whole or request), **params)
         try:
@@ -335,7 +336,7 @@ class OpenAIEngine:
     def _generation(self, choice: Mapping[str, Any], params: SamplingParams) -> Generation:
         assert self._remote is not None
         try:
-            pieces = pieces_of(choice["message"], self.settings.manner)
+            pieces = split_message(choice["message"], self.settings.manner)
         except (LookupError, TypeError, AttributeError) as error:
             raise self._remote.bad_response("a message that cannot be read") from error
         ids = [i for piece in pieces for i in self.tokenizer.encode(piece)]
@@ -352,11 +353,11 @@ class OpenAIEngine:
         return Generation(tuple(ids), None, "stop" if whole else "length")
 
     def _stopped(self, pieces: Sequence[str], stop: tuple[str, ...]) -> int | None:
-        """Tokens up to the end of a stop string in the text; native calls, and the line break before them, are not
-        text."""
+        """Return the tokens up to the end of a stop string in the text, without native calls and the line break before
+        them."""
         apart = self.settings.manner == "native" and len(pieces) > 1
-        said = pieces[0].removesuffix("\n") if apart else "".join(pieces)
-        if not any(string in said for string in stop):
+        text = pieces[0].removesuffix("\n") if apart else "".join(pieces)
+        if not any(string in text for string in stop):
             return None
         strings = StopStrings(self.tokenizer, stop)
         ids = (i for piece in (pieces[:1] if apart else pieces) for i in self.tokenizer.encode(piece))
@@ -369,7 +370,7 @@ def _count(choice: Mapping[str, Any], name: str) -> int:
 
 
 def _advice(error: ServerError, request: Mapping[str, object]) -> str:
-    """What to set so that the server accepts the request."""
+    """Advise what to set so that the server accepts the request."""
     if "tools" in request and re.search(r"\btool", error.message):
         return "; engine.calls = 'fence' asks without the API's tools"
     if error.names("seed"):

@@ -1,10 +1,10 @@
-"""Conversations that a server of messages can be told: framed so that the history's ids say them again, exactly.
+"""Chat style for servers of messages, recovered exactly from ids.
 
     <start>system⏎…<end><start>tools⏎[…]<end><start>user⏎…<end><start>assistant⏎…<end><start>tool call_7⏎…<end>
 
-Each part begins with its role, on a line of its own; `tools` are the request's own, `tool` names the call that it
-answers. Calls stand in the assistant's text: as tagged JSON that holds what the server gave (`native`), or as the block
-of Python that the model itself wrote (`fence`).
+Each part begins with its role on its own line; `tools` are the request's own, `tool` names the call that it answers.
+Calls stand in the assistant's text: as tagged JSON with the server's call (`native`), or as the block of Python that
+the model itself wrote (`fence`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retcon.chat.jsons import as_json
 from retcon.chat.types import TURN_END, TURN_START, Answer, FoundCall, Piece, TextMessage, Tokenizer, glue, words
 from retcon.core.errors import CheckpointError, RecipeError, nearest
 from retcon.core.types import ToolSpec
-from retcon.models.remote import text_of
+from retcon.models.remote import extract_text
 
 BEYOND = 1 << 24
 """The first control id: no vocabulary is as large."""
@@ -33,12 +33,11 @@ _SPLIT = re.compile("(" + "|".join(map(re.escape, _CONTROLS)) + ")")
 _PROBES = (" a", "a \n", "\ta\r\n\n", "e\u0301 é \u00a0 ﬁ ² 東京 🙂", "x  =  '<|im_end|>'")
 
 
-class StandIn:
-    """A `Tokenizer` whose words are another one's ids and whose control tokens are its own, beyond any vocabulary: they
-    frame messages, no message can hold them, and whatever the tokenizer, they are there.
+class SurrogateTokenizer:
+    """A `Tokenizer` with another one's ids and its own control tokens.
 
-    name: of the tokenizer, for the record. Raises RecipeError where it changes text: the server would be told something
-    else than was said.
+    These lie beyond any vocabulary: they frame messages, and no message can hold them. name: of the tokenizer, for the
+    record. Raises RecipeError if it changes text: the server would get another text than the model wrote.
     """
 
     def __init__(self, words: Tokenizer, name: str) -> None:
@@ -57,7 +56,7 @@ class StandIn:
 
     @property
     def size(self) -> int:
-        """Of the words' vocabulary."""
+        """Size of the words' vocabulary."""
         return self._words.size
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -77,7 +76,7 @@ class StandIn:
         return _CONTROLS[text]
 
     def framed(self, ids: Sequence[int]) -> Iterator[str]:
-        """What stands between a turn's start and its end, or the end of all; by ids: words cannot forge it."""
+        """Yield each turn's text, by control ids, which words cannot forge."""
         body: list[int] | None = None
         for i in (*ids, END):
             if i in (START, END):
@@ -89,7 +88,7 @@ class StandIn:
 
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Each control id by itself, and what stands between two of them in one go, with its first id."""
+    """Yield each control id by itself, and the ids between two of them together, with the first id."""
     run: list[int] = []
     for i in ids:
         if i >= BEYOND:
@@ -124,7 +123,7 @@ class _Messages(Family, Framing):
         return [glue(f"{TURN_START}{role}\n"), words(text) if sort == "words" else Piece(sort, text), glue(TURN_END)]
 
     def _then_opened(self, parts: Sequence[list[Piece]]) -> list[Piece]:
-        """The parts, and the opening of the model's turn in one piece of glue with the end of the last."""
+        """Return the parts; the opening of the model's turn is one piece of glue with the end of the last."""
         pieces = [piece for part in parts for piece in part]
         last = pieces.pop().text if pieces else ""
         return [*pieces, glue(f"{last}{TURN_START}assistant\n")]
@@ -133,8 +132,8 @@ class _Messages(Family, Framing):
         return self._then_opened([self._part(role, text) for role, text in messages])
 
 
-class Native(_Messages):
-    """Tools are shown to the server as such, and its calls come apart from its words."""
+class NativeMessages(_Messages):
+    """Messages with the API's own tools and calls."""
 
     name = "messages"
     labels_calls = True
@@ -158,11 +157,11 @@ class Native(_Messages):
 
     def observations_in(self, text: str) -> list[str]:
         parts = (part.partition("\n") for part in text.split(TURN_START))
-        return [said.removesuffix(TURN_END) for role, _, said in parts if role.startswith("tool ")]
+        return [output.removesuffix(TURN_END) for role, _, output in parts if role.startswith("tool ")]
 
 
-class Fenced(_Messages):
-    """The model is told in words how to call Python, and what its programs printed as a user would."""
+class FencedMessages(_Messages):
+    """Messages that describe Python calls in text, with outputs as user messages."""
 
     name = "fence"
     names_calls = False
@@ -187,14 +186,14 @@ class Fenced(_Messages):
         return join_lines(text, (markdown.render_call(str(_arguments(given).get("code", ""))) for _, given in calls))
 
     def observations_in(self, text: str) -> list[str]:
-        return [said.split(TURN_END)[0] for said in text.split(f"{TURN_START}user\n{PRINTED}")[1:]]
+        return [output.split(TURN_END)[0] for output in text.split(f"{TURN_START}user\n{PRINTED}")[1:]]
 
 
-NATIVE, FENCED = Native(), Fenced()
+NATIVE, FENCED = NativeMessages(), FencedMessages()
 
 
-def request_of(tokenizer: StandIn, ids: Sequence[int], manner: Manner) -> dict[str, Any]:
-    """`messages`, and `tools` where there are some, of a history that ends where the model's turn opens."""
+def build_request(tokenizer: SurrogateTokenizer, ids: Sequence[int], manner: Manner) -> dict[str, Any]:
+    """Return a request's `messages`, and any `tools`, of an open history."""
     *parts, _ = tokenizer.framed(ids)
     messages: list[Message] = []
     request: dict[str, Any] = {"messages": messages}
@@ -205,7 +204,7 @@ def request_of(tokenizer: StandIn, ids: Sequence[int], manner: Manner) -> dict[s
         if role == "tools":
             request["tools"] = json.loads(text)
         elif role == "tool":
-            # Where a repair took the call's words out, the API knows of no call that this could answer.
+            # Where a repair removed the call, the API has no call that this could answer.
             whose = {"role": role, "tool_call_id": waiting.pop(0)} if waiting else {"role": "user"}
             messages.append({**whose, "content": text})
         elif role == "assistant" and manner == "native":
@@ -218,30 +217,29 @@ def request_of(tokenizer: StandIn, ids: Sequence[int], manner: Manner) -> dict[s
 
 
 def _with_calls(text: str, *, before: int, answers: int) -> Message:
-    """The assistant's message, its calls apart from its words. before: messages before it, which names calls that
-    have no name of their own. answers: how many of its calls have one, the last ones: the API takes no other, so that
-    what else looks like a call, such as one that was cut off, stays among the words."""
+    """Return the assistant's message, its calls apart from its text. before: number of messages before it, for ids of
+    calls without a label. answers: how many of its calls have one, the last ones: the API takes no other, so that
+    anything else that looks like a call, such as one that was cut off, stays in the text."""
     calls = list(hermes.find_calls(text))
     calls = calls[max(0, len(calls) - answers) :]
     if not calls:
         return {"role": "assistant", "content": text}
-    said = text[: calls[0].char].removesuffix("\n")
     return {
         "role": "assistant",
-        "content": said or None,
+        "content": text[: calls[0].char].removesuffix("\n") or None,
         "tool_calls": [
             {
                 "id": _id(call.label) or f"call_{before}_{n}",
                 "type": "function",
-                "function": {"name": call.name, "arguments": _as_given(call)},
+                "function": {"name": call.name, "arguments": _arguments_text(call)},
             }
             for n, call in enumerate(calls)
         ],
     }
 
 
-def _as_given(call: FoundCall) -> str:
-    """The arguments, as text. What could not be read is in the call's own text, beside its name."""
+def _arguments_text(call: FoundCall) -> str:
+    """Return the arguments as text. Unreadable ones stand in the call's own text, beside its name."""
     if isinstance(call.arguments, str):
         try:
             return str(json.loads(call.arguments)["arguments"])
@@ -250,9 +248,10 @@ def _as_given(call: FoundCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False)
 
 
-def with_objects(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The request, the arguments of every call in it a JSON object: those that are none stand as text within one. None
-    where they all are already."""
+def wrap_arguments(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the request with all calls' arguments as JSON objects; others become text in one.
+
+    None if they all are objects already."""
     changed = False
     messages: list[Message] = []
     for message in request["messages"]:
@@ -274,25 +273,25 @@ def _is_object(text: str) -> bool:
         return False
 
 
-def pieces_of(message: Mapping[str, Any], manner: Manner) -> list[str]:
-    """What a server's message adds to the history, in pieces that begin on ids of their own: its words, then each call.
+def split_message(message: Mapping[str, Any], manner: Manner) -> list[str]:
+    """Split a server's message into pieces with separate ids: text, then calls.
 
-    With `fence` the message ends with its first block, as what follows was said before the program ran. Raises
-    LookupError, TypeError or AttributeError for what is no message.
+    With `fence` the message ends with its first block, as the text after it was written before the program ran. Raises
+    LookupError, TypeError or AttributeError for anything else than a message.
     """
-    said = text_of(message.get("content") or "")
+    text = extract_text(message.get("content") or "")
     if manner == "fence":
-        call, end = next(markdown.find_blocks(said), (None, 0))
+        call, end = next(markdown.find_blocks(text), (None, 0))
         whole = call is not None and not isinstance(call.arguments, str)
-        return [said[: call.char], said[call.char : end]] if call and whole else [said]
-    calls = [_tagged(call) for call in message.get("tool_calls") or ()]
+        return [text[: call.char], text[call.char : end]] if call and whole else [text]
+    calls = [_tagged_call(call) for call in message.get("tool_calls") or ()]
     if not calls:
-        return [said]
+        return [text]
     separate = (piece for call in calls[1:] for piece in ("\n", call))
-    return [f"{said}\n" if said else "", calls[0], *separate]
+    return [f"{text}\n" if text else "", calls[0], *separate]
 
 
-def _tagged(call: Mapping[str, Any]) -> str:
+def _tagged_call(call: Mapping[str, Any]) -> str:
     about = call["function"]
     id = _id(str(call.get("id") or ""))
     given = {"name": about["name"], "arguments": about.get("arguments") or "{}", "id": id}
@@ -300,8 +299,8 @@ def _tagged(call: Mapping[str, Any]) -> str:
 
 
 def _id(label: str) -> str:
-    """What a call is named in the glue; nothing for a label that would say something there itself: in a message's text
-    the model may have written any."""
+    """Return a call's name in the glue; empty for a label that could pass for glue: the model may have written any in a
+    message's text."""
     return label if _ID.fullmatch(label) else ""
 
 

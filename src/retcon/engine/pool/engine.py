@@ -1,4 +1,4 @@
-"""Several engines as one."""
+"""Pool of engines behind one `Generator`."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any, TypeVar
 
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.pool.policy import Policy, PoolSettings, Send
-from retcon.engine.types import Connects, FollowsWeights, Generation, Generator, SamplingParams, TakesWeights
+from retcon.engine.types import Connectable, Generation, Generator, RemoteWeights, SamplingParams, SharedWeights
 from retcon.models.remote import ServerFailed
 
 T = TypeVar("T")
 FAULTS = (InfrastructureFault, ConnectionError, TimeoutError)
-"""What says that a replica, and not the request, is at fault."""
+"""Errors for which a replica, and not the request, is at fault."""
 REPEATED = 3
-"""Faults of a call at replicas that had failed it and then answered others: that many say that it is the request. Where
-a server says that it is busy, or is not there, it is not the request."""
+"""Faults of a call at replicas that had failed it and then answered others, from which on the request is at fault. A
+server that is busy or away does not count."""
 
 
 @dataclass(slots=True)
 class PoolStats:
-    """Counters since the pool was made. retried: calls after a fault of a replica. evicted: calls that gave way while
-    they were computed, and began anew. moved: calls that went elsewhere than the trajectory's last one. waited: seconds
-    that calls waited for a place, together."""
+    """Counters since the pool was made. retried: calls after a fault of a replica. evicted: calls that were evicted
+    while they were computed, and began anew. moved: calls to another replica than the trajectory's last one. waited:
+    seconds that calls waited for a place, together."""
 
     retried: int = 0
     evicted: int = 0
@@ -35,20 +35,20 @@ class PoolStats:
     waited: float = 0.0
 
     def since(self, before: PoolStats) -> PoolStats:
-        """The difference to an earlier copy."""
+        """Return the difference to an earlier copy."""
         earlier = asdict(before)
         return PoolStats(**{name: value - earlier[name] for name, value in asdict(self).items()})
 
     def metrics(self) -> dict[str, float]:
-        """What a run logs of a step."""
+        """Return a step's metrics."""
         return {f"pool_{name}": round(value, 2) for name, value in asdict(self).items()}
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """placed: resolved with a replica. began: by the loop's clock. work: what runs there. evicted: whether the policy
-    gave that up. released: whether its trajectory is over. last: the last fault. failed_at: by replica that failed it,
-    how many others that had answered by then. repeated: see `REPEATED`."""
+    """A call. placed: resolved with a replica. began: by the loop's clock. work: its task there. evicted: whether the
+    policy cancelled that. released: whether its trajectory is over. last: the last fault. failed_at: by replica that
+    failed it, how many others that had answered by then. repeated: faults as in `REPEATED`."""
 
     placed: asyncio.Future[int]
     began: float
@@ -62,8 +62,8 @@ class _Call:
 
 @dataclass(slots=True)
 class Dispatcher:
-    """Does what a policy decides, in the event loop in which it is made. patience: seconds that a call waits while all
-    replicas are down. who: names them in messages. forget: told where a trajectory's keys and values may go."""
+    """Executor of a policy's actions in the current event loop. patience: seconds that a call waits while all replicas
+    are down. who: names them in messages. forget: called with a trajectory and a replica that may drop its cache."""
 
     policy: Policy
     patience: float
@@ -85,12 +85,12 @@ class Dispatcher:
         made: Callable[[T], int],
         group: Hashable = None,
     ) -> T:
-        """What `work` gives on the replica that it is told, which may be asked of several.
+        """Run `work` on the policy's replica, and on others after faults.
 
-        A fault of a replica (`FAULTS`) sends the call to the next one; another error is the caller's. made: tokens that
-        were generated. Raises InfrastructureFault where all replicas are down and patience is at its end, or they fail
-        this call again and again while they answer others, EngineError where the trajectory already has a call, or is
-        released meanwhile.
+        A fault of a replica (`FAULTS`) sends the call to the next one; another error is the caller's. made: counts the
+        generated tokens. Raises InfrastructureFault if all replicas are down for longer than `patience`, or they fail
+        this call repeatedly while they answer others, EngineError if the trajectory already has a call, or is released
+        meanwhile.
         """
         if id in self._calls:
             raise EngineError(f"request {id} already waits for an answer; one call at a time")
@@ -111,7 +111,7 @@ class Dispatcher:
             self._act()
 
     def release(self, id: Hashable) -> None:
-        """The trajectory is over, and its call, if it has one. Unknown ids are ignored."""
+        """End the trajectory, and its call, if it has one. Unknown ids are ignored."""
         self._homes.pop(id, None)
         if (call := self._calls.get(id)) is not None:
             call.released = True
@@ -123,18 +123,18 @@ class Dispatcher:
         self._act()
 
     def close(self) -> None:
-        """No timer runs any longer."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     async def _once(self, id: Hashable, call: _Call, work: Callable[[int], Awaitable[T]]) -> tuple[T] | None:
-        """Wait for a place and try there; None where the call has to find another one."""
+        """Wait for a place and try there; return None if the call needs another one."""
         asked, placed = self._loop.time(), call.placed
         replica = await placed
         if call.released:
             raise _released(id)
         if placed is not call.placed:
-            return None  # it had to give way before it began
+            return None  # evicted before it began
         self.stats.waited += self._loop.time() - asked
         self.stats.moved += self._homes.get(id, replica) != replica
         self._homes[id] = replica
@@ -151,8 +151,8 @@ class Dispatcher:
                 self.policy.failed(id, self._loop.time())
                 busy = isinstance(fault, ServerFailed) and fault.error.unavailable
                 if not busy and self._repeats(call, replica):
-                    said = f"request {id} failed {REPEATED} times where others were answered: {fault}"
-                    raise InfrastructureFault(said) from fault
+                    text = f"request {id} failed {REPEATED} times where others were answered: {fault}"
+                    raise InfrastructureFault(text) from fault
                 self.stats.retried += 1
             return None
         except asyncio.CancelledError:
@@ -172,8 +172,8 @@ class Dispatcher:
         return None if call.evicted else (result,)
 
     def _repeats(self, call: _Call, replica: int) -> bool:
-        """Whether that fault is one too many. One that is down for all says nothing about a call, nor does the first
-        fault of each."""
+        """Return whether this is one fault too many. A replica that is down for all does not count against a call, nor
+        does the first fault of each."""
         answered, before = self._answered[replica], call.failed_at.get(replica)
         call.failed_at[replica] = answered
         call.repeated += before is not None and answered > before
@@ -198,7 +198,7 @@ class Dispatcher:
         down = self.policy.down_since(now)
         if down is not None:
             for id, call in self._calls.items():
-                waited = now - max(down, call.began)  # what it was computed before, or waited for room, is not counted
+                waited = now - max(down, call.began)  # without time computed or waiting for room before
                 if call.work is None and not call.placed.done() and waited > self.patience:
                     fault = InfrastructureFault(f"request {id}: {call.last or f'all {self.who} are down'}")
                     call.placed.set_exception(fault)
@@ -212,12 +212,12 @@ def _released(id: Hashable) -> EngineError:
 
 
 class PoolEngine:
-    """A `Generator` over engines of the same weights, within `connected`; see `Policy` for which one answers what.
+    """A `Generator` over engines of the same weights, routed by `Policy`. It works within `connected`.
 
-    capacities: tokens of keys and values that each engine holds; None where that is unknown. max_requests: calls that
-    one of them is given at a time. patience: seconds that a call waits while all of them are down. An engine that
-    raises InfrastructureFault, ConnectionError or TimeoutError is left alone for a while, and its calls go to others; a
-    call that engines fail again after they have answered others is given up (`dispatch.REPEATED`).
+    capacities: tokens of keys and values that each engine holds; None where unknown. max_requests: calls of one engine
+    at a time. patience: seconds that a call waits while all of them are down. An engine that raises
+    InfrastructureFault, ConnectionError or TimeoutError gets no calls for a while, and its calls go to others; a call
+    that engines fail again after they have answered others is given up (`REPEATED`).
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class PoolEngine:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Within, it can be asked. What was learnt of lengths stays from one time to the next."""
+        """Connect all engines for a block. Learnt lengths stay for the next one."""
         policy, self._policy = self._policy, self._policy.anew()
         async with AsyncExitStack() as stack:
             for engine in self.engines:
-                if isinstance(engine, Connects):
+                if isinstance(engine, Connectable):
                     await stack.enter_async_context(engine.connected())
             self._dispatcher = Dispatcher(policy, self._patience, stats=self.stats, forget=self._forget)
             try:
@@ -260,8 +260,7 @@ class PoolEngine:
                 self._dispatcher = None
 
     async def generate(self, request_id: str, ids: Sequence[int], params: SamplingParams) -> Generation:
-        """Continue `ids`, on one of the engines. Raises what the engine raises, InfrastructureFault where all are
-        down."""
+        """Continue `ids` on one of the engines. Raises its errors, and InfrastructureFault if all are down."""
 
         async def work(replica: int) -> Generation:
             return await (await self._engine_for(request_id, replica)).generate(request_id, ids, params)
@@ -271,7 +270,7 @@ class PoolEngine:
         )
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float] | None:
-        """Log-probs of ids[start:], from the engine that has the trajectory. Raises as `generate`."""
+        """Return log-probs of ids[start:], from the trajectory's engine. Raises as `generate`."""
 
         async def work(replica: int) -> Sequence[float] | None:
             return await (await self._engine_for(request_id, replica)).score(request_id, ids, start)
@@ -281,7 +280,7 @@ class PoolEngine:
         )
 
     async def release(self, request_id: str) -> None:
-        """The trajectory is over, wherever it was."""
+        """Release the trajectory on all engines."""
         try:
             for replica in self._served.pop(request_id, ()):
                 await self.engines[replica].release(request_id)
@@ -290,14 +289,14 @@ class PoolEngine:
                 self._dispatcher.release(request_id)
 
     def invalidate(self) -> None:
-        """Of all engines that share their weights with somebody. Raises EngineError while one computes."""
+        """Invalidate all engines over the trainer's weights. Raises EngineError while one computes."""
         for engine in self.engines:
-            if isinstance(engine, TakesWeights):
+            if isinstance(engine, SharedWeights):
                 engine.invalidate()
 
     async def follow(self) -> None:
-        """All engines with weights of their own get the model's."""
-        await asyncio.gather(*(engine.follow() for engine in self.engines if isinstance(engine, FollowsWeights)))
+        """Send the model's weights to all engines with copies."""
+        await asyncio.gather(*(engine.follow() for engine in self.engines if isinstance(engine, RemoteWeights)))
 
     async def _engine_for(self, request_id: str, replica: int) -> Generator:
         self._served.setdefault(request_id, set()).add(replica)
@@ -311,7 +310,7 @@ class PoolEngine:
         return self._dispatcher
 
     def _forget(self, id: Hashable, replica: int) -> None:
-        """An engine may drop what it keeps for a trajectory."""
+        """Release a trajectory on one engine, in the background."""
         key = (str(id), replica)
         self._releases[key] = release = asyncio.ensure_future(self.engines[replica].release(key[0]))
         release.add_done_callback(lambda _: self._releases.pop(key, None))

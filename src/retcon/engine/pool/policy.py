@@ -1,20 +1,20 @@
-"""Which replica answers a call, when, and who gives way: decided from events and times that others tell.
+"""Routing policy of calls over replicas: admission, stickiness, eviction, faults.
 
-Nothing here waits, measures or asks the time, so that a simulator drives the object that serves
-(`benchmarks/scheduling.py`).
+It decides from the events and times it is given. Nothing here waits or measures, so that a simulator drives the object
+that serves (`benchmarks/scheduling.py`).
 
-- **Admission.** A trajectory is let in where the keys and values of all that are there are expected to fit, now and at
+- **Admission.** A trajectory is admitted where the keys and values of all residents are expected to fit, now and at
   every later moment, as they grow and end (`Lengths`; in the spirit of the Past-Future scheduler, arXiv 2507.10150). A
-  trajectory on its way goes before new ones.
+  trajectory under way goes before new ones.
 - **Stickiness.** Its next call goes where its keys and values lie, unless that replica is down, or another one is so
   much faster that computing the history again pays.
-- **Tools.** While its tool runs, a trajectory keeps its room. Where others wait for room it keeps it as long as
-  computing the history again would have cost, room and time weighed against each other; that is never more than twice
-  what one would do who knew how long the tool takes (the ski-rental rule).
-- **Eviction.** Where estimates fell short and a replica would overflow, whole trajectories give way, those first with
-  which the least work is lost; never the oldest one that is computed, so that there is always progress.
-- **Faults.** A replica that fails gets no calls for a while that doubles, then one as a probe (`CircuitBreaker`); what
-  was there is computed again elsewhere.
+- **Tools.** While its tool runs, a trajectory keeps its room. If others wait for room, it keeps it for as long as
+  computing the history again would cost, room and time weighed against each other: at most twice the cost of a policy
+  that knows how long the tool takes (the ski-rental rule).
+- **Eviction.** If estimates fell short and a replica would overflow, whole trajectories are evicted, first those that
+  lose the least work; never the oldest one that is computed, so that there is always progress.
+- **Faults.** A replica that fails gets no calls for a while that doubles, then one as a probe (`CircuitBreaker`); its
+  trajectories are computed again elsewhere.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from retcon.core.breaker import CircuitBreaker
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """admit: share of a replica's keys and values that admitted trajectories are expected to take, `margin` standard
-    deviations included. full: share from which on some give way. prefill: tokens a second that a replica computes of a
-    history. fastest: tokens a second that one call can be given at most, until answers tell. pause, longest_pause:
-    seconds that a replica which failed is left alone, doubled with each failure."""
+    """Settings of a pool. admit: share of a replica's keys and values for admitted trajectories, with `margin` standard
+    deviations. full: share from which on some are evicted. prefill: a replica's tokens a second of history. fastest:
+    most tokens a second of one call, until answers show it. pause, longest_pause: seconds without calls after a
+    failure, doubled with each."""
 
     admit: float = 0.94
     margin: float = 0.5
@@ -50,7 +50,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """The waiting call of a trajectory goes to a replica now."""
+    """Action: send a trajectory's waiting call to a replica now."""
 
     id: Hashable
     replica: int
@@ -58,7 +58,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """A trajectory leaves a replica: what is kept for it there may go. running: its call there is to be given up; it
+    """Action: evict a trajectory from a replica, which may drop its cache. running: its call there is cancelled, and
     waits for a place again."""
 
     id: Hashable
@@ -70,25 +70,25 @@ Action = Send | Evict
 
 
 RATIO = 1.1
-"""Of one bin's edge to the next one's."""
+"""Ratio of successive bin edges."""
 LEAST, BINS = 16, 128
 EDGES = [0.0, *(LEAST * RATIO**n for n in range(BINS - 1)), math.inf]
 """Tokens; the last finite edge is at about 2.6 million."""
 _EDGES = np.array(EDGES)
 HORIZONS = 16
-"""Points of the future at which the room that trajectories will take is looked at."""
+"""Future points at which the trajectories' room is estimated."""
 FRESH = 32
-"""Trajectories that may have ended since the table was made, at least."""
+"""Least trajectories that end before the table is made anew."""
 REMEMBERED = 16_384
 """Ended trajectories that count in full; older ones count less, as a model in training changes."""
 
 
 class Lengths:
-    """The Kaplan–Meier estimate of trajectories' final tokens (prompt, what was sampled and what was shown).
+    """Kaplan–Meier estimate of trajectories' final tokens (prompt, sampled and observed).
 
-    Those that end first are short; that the others are longer already is what an average of the ended ones leaves out,
-    and what this estimate counts (Kaplan and Meier 1958: an open trajectory is a censored observation). Before any
-    ended, the estimate is the worst case.
+    Those that end first are short. An average of the ended ones ignores that the others are longer already; this
+    estimate counts them (Kaplan and Meier 1958: an open trajectory is a censored observation). Before any ended, the
+    estimate is the worst case.
     """
 
     def __init__(self) -> None:
@@ -102,32 +102,32 @@ class Lengths:
         self._ahead = np.zeros(HORIZONS)
 
     def moved(self, before: int | None, tokens: int | None) -> None:
-        """An open trajectory has `tokens` now and had `before` (None: it was not there, or is no longer)."""
+        """Move an open trajectory from `before` to `tokens` (None: not there)."""
         if before is not None:
             self._open[_bin(before)] -= 1
         if tokens is not None:
             self._open[_bin(tokens)] += 1
 
     def ended(self, tokens: int) -> None:
-        """A trajectory is over, with so many tokens."""
+        """Count a trajectory that ended with so many tokens."""
         self._ended[_bin(tokens)] += 1
         self._ends += 1
         self._since += 1
 
     def can_reach(self, tokens: int) -> None:
-        """A call that may go up to so many tokens: none was known to get longer."""
+        """Raise the most tokens that a trajectory may reach."""
         if tokens > self._ceiling:
             self._ceiling, self._changed = tokens, True
 
     def remaining(self, tokens: float) -> float:
-        """Tokens that a trajectory of `tokens` is expected to add."""
+        """Return the tokens that a trajectory of `tokens` is expected to add."""
         self._refresh()
         return min(max(0.0, self._ceiling - tokens), float(self._rest[_bin(tokens)]))
 
     def room(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(2, HORIZONS) tokens that trajectories of these sizes, (N,), are expected to take together when each that is
-        still there has added 0, and more and more tokens, and the variance of that: each counts with the chance that it
-        gets so long. What two sets of trajectories take is the sum of both."""
+        """Return mean and variance of trajectories' future tokens: sizes (N,) → (2, HORIZONS).
+
+        Each horizon has every open one add so many tokens, with the chance that it gets so long. Two sets add up."""
         self._refresh()
         lives = self._lives[np.searchsorted(_EDGES, sizes, side="right") - 1]
         then = sizes[:, None] + self._ahead
@@ -147,13 +147,13 @@ class Lengths:
         self._changed, self._since = False, 0.0
 
     def _points(self) -> NDArray[np.float64]:
-        """(BINS, HORIZONS) tokens: the middle of each bin, and what may be added. Sets how far is looked ahead."""
+        """Return (BINS, HORIZONS) tokens: each bin's middle plus added tokens. Sets the horizons."""
         self._ahead = self._ceiling * np.linspace(0, 1, HORIZONS) ** 1.5
         edges = np.minimum(EDGES, self._ceiling)
         return np.asarray((edges[:-1] + edges[1:])[:, None] / 2 + self._ahead)
 
     def _survival(self) -> list[float]:
-        """(BINS + 1,) of the edges: the share of trajectories that get longer."""
+        """Return the share of trajectories that get longer than each edge, (BINS + 1,)."""
         risk = sum(self._ended) + sum(self._open)
         lives = [1.0]
         for ended, open_ in zip(self._ended, self._open, strict=True):
@@ -167,19 +167,19 @@ def _bin(tokens: float) -> int:
 
 
 RATES = 16
-"""Answers that a replica's decoding rate is taken from."""
+"""Answers from which a replica's decoding rate is taken."""
 TELLING = 32
-"""Generated tokens from which on an answer tells a rate: short ones are mostly prefill."""
+"""Least generated tokens of an answer that counts for the rate: short ones are mostly prefill."""
 BACK = 0.3
-"""Share by which the clock goes back where a call has fewer tokens than it says: it may have been computed first."""
+"""Share by which the clock goes back where a call has fewer tokens than it shows: it may have been computed first."""
 
 
 @dataclass(slots=True, eq=False)
 class Trajectory:
-    """id: its request id. group: what siblings share, by which one tells how long another gets. arrived: its number.
-    tokens: of its history at the last event. limit: tokens that the call may add. home: where its keys and values lie.
-    sent: when its call was given to `home`; None while it waits, or its tool runs. began: the replica's clock then.
-    away: since when its tool runs. admitted: whether it ever had a place."""
+    """A trajectory in the pool. id: its request id. group: shared by siblings, whose lengths predict each other.
+    arrived: its number. tokens: of its history at the last event. limit: tokens that the call may add. home: replica
+    with its cache. sent: when its call was given to `home`; None while it waits, or its tool runs. began: the replica's
+    clock then. away: since when its tool runs. admitted: whether it ever had a place."""
 
     id: Hashable
     group: Hashable
@@ -193,7 +193,7 @@ class Trajectory:
     admitted: bool = False
 
     def size(self, clock: float) -> float:
-        """Tokens that it has when its replica's clock says so."""
+        """Return its tokens at a time of its replica's clock."""
         if self.sent is None:
             return self.tokens
         return self.tokens + min(self.limit, clock - self.began)
@@ -201,13 +201,13 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Replica:
-    """capacity: tokens of keys and values that it holds; inf where that is unknown. max_requests: calls at a time.
-    fastest: tokens a second that one call can be given at most. calls: those that are out.
+    """A replica and its load. capacity: tokens of keys and values; inf where unknown. max_requests: calls at a time.
+    fastest: most tokens a second of one call. calls: those under way.
 
-    breaker: whether it is in rotation. rates: of the last answers, tokens a second of one call; rate: their mean, until
-    answers tell as many as there can be. clock: forwards so far, as far as answers tell, by `clock_at`: every forward
-    gives every call a token. room: what its residents are expected to take (`Lengths.room`), as reckoned at `weighed`.
-    version: of its load. relieved: whether some gave way to calls none of which has ended since."""
+    breaker: whether it is in rotation. rates: tokens a second of one call, of the last answers; rate: their mean, at
+    first `fastest`. clock: forwards so far, estimated from answers, by `clock_at`: every forward gives every call a
+    token. room: expected need of its residents (`Lengths.room`), as estimated at `weighed`. version: of its load.
+    relieved: whether it evicted some for calls none of which has ended since."""
 
     number: int
     capacity: float
@@ -229,11 +229,11 @@ class Replica:
         self.rate = self.fastest
 
     def closed(self, now: float) -> bool:
-        """Whether it takes no call, whatever its load."""
+        """Return whether it takes no calls, whatever its load."""
         return not self.breaker.allows(now) or self.relieved or self.calls >= self.max_requests
 
     def tick(self, now: float) -> float:
-        """The clock by now."""
+        """Advance the clock to `now` and return it."""
         if now > self.clock_at:
             if self.calls:
                 self.clock += (now - self.clock_at) * self.rate
@@ -241,8 +241,8 @@ class Replica:
         return self.clock
 
     def answered(self, one: Trajectory, generated: int, now: float) -> None:
-        """A call came back: the clock is set by it. Its first forwards were prefill, so that there were as many as it
-        has tokens, or a few more."""
+        """Set rate and clock by a call that came back: there were as many forwards as it has tokens, or a few more for
+        its prefill."""
         assert one.sent is not None
         if generated < TELLING or now <= one.sent:
             return
@@ -252,27 +252,27 @@ class Replica:
         self.clock += behind if behind > 0 else behind * BACK
 
     def sizes(self, now: float) -> NDArray[np.float64]:
-        """(N,) tokens of its residents by now."""
+        """Return the tokens of its residents by now, (N,)."""
         clock = self.tick(now)
         return np.fromiter((one.size(clock) for one in self.residents.values()), float, len(self.residents))
 
     def used(self, now: float) -> float:
-        """Their sum."""
+        """Return the tokens of its residents by now, together."""
         return float(self.sizes(now).sum())
 
     def growing(self) -> float:
-        """Tokens a second that its calls add."""
+        """Return the tokens a second that its calls add."""
         return self.calls * self.rate
 
 
 PROBES = 2
-"""Trajectories of each group that are admitted before others: their lengths tell the siblings'."""
+"""Trajectories of each group that are admitted before others: their lengths predict their siblings'."""
 
 
 @dataclass(slots=True)
 class _Group:
-    """What is known of a group: how many were admitted, and left; how many ended by themselves, with so many tokens
-    together; those that wait."""
+    """A group of siblings. admitted, left: counts. ended, tokens: those that ended by themselves, and their tokens
+    together. waiting: those that wait."""
 
     admitted: int = 0
     left: int = 0
@@ -283,8 +283,8 @@ class _Group:
 
 
 class Waiting:
-    """Calls without a place. Trajectories that were under way go on first, the oldest of them before others; then new
-    ones: first some of each group, then groups with the longest trajectories, as what starts last ends last."""
+    """Queue of calls without a place. Trajectories under way go first, by age; then new ones: first some of each group,
+    then groups with the longest trajectories, as what starts last ends last."""
 
     def __init__(self) -> None:
         self._again: list[tuple[int, Trajectory]] = []
@@ -297,24 +297,24 @@ class Waiting:
         return self._count
 
     def new(self, one: Trajectory) -> None:
-        """A trajectory's first call."""
+        """Add a trajectory's first call."""
         group = self._groups.setdefault(one.group, _Group())
         group.waiting.append(one)
         self._count += 1
         self._rank(one.group, group)
 
     def again(self, one: Trajectory) -> None:
-        """A call of a trajectory that was under way."""
+        """Add a call of a trajectory under way."""
         heapq.heappush(self._again, (one.arrived, one))
         self._count += 1
 
     def remove(self, one: Trajectory) -> None:
-        """It waits no longer, and was not placed."""
+        """Remove a call that was not placed."""
         self._gone.add(one.arrived)
         self._count -= 1
 
     def left(self, one: Trajectory, *, ended: bool) -> None:
-        """One that had a place is gone; where it ended by itself, its siblings may get as long."""
+        """Count a placed one that is gone; if it ended by itself, its siblings may get as long."""
         group = self._groups[one.group]
         group.left += 1
         if ended:
@@ -326,7 +326,7 @@ class Waiting:
             self._drop(one.group, group)
 
     def first(self) -> Trajectory | None:
-        """Who is next."""
+        """Return the next to be placed."""
         while self._again:
             if self._again[0][0] not in self._gone:
                 return self._again[0][1]
@@ -346,7 +346,7 @@ class Waiting:
         return None
 
     def placed(self, one: Trajectory) -> None:
-        """`first` has a place now."""
+        """Remove `first`, which has a place now."""
         self._count -= 1
         if self._again and self._again[0][1] is one:
             heapq.heappop(self._again)
@@ -357,7 +357,7 @@ class Waiting:
         self._rank(one.group, group)
 
     def _drop(self, name: Hashable, group: _Group) -> None:
-        """Forget the group where none of it is there any more."""
+        """Forget the group if all of it is gone."""
         if not group.waiting and group.left == group.admitted:
             del self._groups[name]
 
@@ -370,19 +370,19 @@ class Waiting:
 
 
 STALE = 2.0
-"""Seconds after which a replica's load is reckoned anew when something happens there."""
+"""Seconds after which a replica's load is estimated anew at its next event."""
 SLACK = 0.005
-"""Share of a replica's room that may be added before it is looked at again: a call that has all that it may have is
-thought to grow until it comes back."""
+"""Share of a replica's room that may be added before the next check: a call at its limit is assumed to grow until it
+comes back."""
 FASTER = 1.5
 """How much faster another replica must be for a trajectory to move there."""
 
 
 class Policy:
-    """Routes calls over replicas. capacities: tokens of keys and values of each; None where that is unknown. Tell it
-    what happens, then do what `due` says; `wake` tells when to ask it again though nothing happened.
+    """Router of calls over replicas. capacities: tokens of keys and values of each; None where unknown.
 
-    Times are seconds of one clock, any, that never goes back.
+    Report events, then do the actions of `due`; `wake` returns when to ask again without an event. Times are seconds of
+    any clock that never goes back.
     """
 
     def __init__(
@@ -410,16 +410,16 @@ class Policy:
         self._check_at = [math.inf] * len(self.replicas)
 
     def anew(self) -> Policy:
-        """One for the same replicas to which nothing happened yet, that knows what this one learnt of lengths."""
+        """Return a new policy for the same replicas, with the learnt lengths."""
         capacities = [None if math.isinf(r.capacity) else r.capacity for r in self.replicas]
         policy = Policy(capacities, max_requests=self.replicas[0].max_requests, settings=self.settings)
         policy.lengths = self.lengths
         return policy
 
-    # --- what happens ---
+    # --- events ---
 
     def ask(self, id: Hashable, tokens: int, limit: int, now: float, group: Hashable = None) -> None:
-        """A trajectory of `tokens` wants up to `limit` more. One call at a time."""
+        """Take a call: a trajectory of `tokens` wants up to `limit` more. One call at a time."""
         one = self._open.get(id)
         self.lengths.can_reach(tokens + limit)
         if one is None:
@@ -443,7 +443,7 @@ class Policy:
             self._send(one, home, now)
 
     def answered(self, id: Hashable, generated: int, now: float) -> None:
-        """Its call came back with so many tokens; its tool runs, or it is about to be released."""
+        """Record an answer of so many tokens; its tool runs now, or it will be released."""
         one = self._open[id]
         replica = self._stop(one, now)
         replica.relieved = False
@@ -460,7 +460,7 @@ class Policy:
             self._stale.add(replica.number)
 
     def failed(self, id: Hashable, now: float) -> None:
-        """The way to its replica failed: that is down, and the call waits for another place."""
+        """Record a failed call: its replica is down, and it waits for another place."""
         one = self._open[id]
         replica = self._stop(one, now)
         replica.breaker.record_failure(now)
@@ -473,7 +473,7 @@ class Policy:
         self._waiting.again(one)
 
     def released(self, id: Hashable, now: float) -> None:
-        """The trajectory is over, or its caller is gone. Unknown ids are ignored."""
+        """Record that a trajectory is over or its caller gone. Unknown ids are ignored."""
         one = self._open.pop(id, None)
         if one is None:
             return
@@ -490,14 +490,14 @@ class Policy:
         self._leave(one)
 
     def resized(self, number: int, capacity: float | None) -> None:
-        """A replica is known to hold so many tokens."""
+        """Set a replica's capacity in tokens."""
         self.replicas[number].capacity = math.inf if capacity is None else capacity
         self._stale.add(number)
 
-    # --- what to do ---
+    # --- actions ---
 
     def due(self, now: float) -> list[Action]:
-        """What is to be done now, in order."""
+        """Return the actions to be done now, in order."""
         while self._checks and self._checks[0][0] <= now:
             at, number = heapq.heappop(self._checks)
             if at == self._check_at[number]:
@@ -518,7 +518,7 @@ class Policy:
         return actions
 
     def wake(self, now: float) -> float | None:
-        """When `due` may have something to do though nothing happened; None for never."""
+        """Return when `due` may have actions without an event; None for never."""
         times = [at for at, _ in self._checks[:1]]
         if len(self._waiting):
             times.append(self._next_room(now))
@@ -526,18 +526,18 @@ class Policy:
 
     @property
     def waiting(self) -> int:
-        """Calls without a place."""
+        """Number of calls without a place."""
         return len(self._waiting)
 
     def down_since(self, now: float) -> float | None:
-        """Since when all replicas have failed; None where one of them can be given a call, or is being probed."""
+        """Return since when all replicas are down; None if one takes calls or is probed."""
         down = all(replica.breaker.is_resting(now) for replica in self.replicas)
         return max(replica.breaker.since for replica in self.replicas) if down else None
 
     # --- places ---
 
     def _place_for(self, one: Trajectory, now: float) -> Replica | None:
-        """Where a waiting call may go: the lightest replica, or the next one where that is slow and has its share."""
+        """Find the replica for a waiting call: the lightest, or the next if that is slow and has its share."""
         while True:
             full: list[Replica] = []
             while (replica := self._lightest(now, besides=full)) is not None:
@@ -550,7 +550,7 @@ class Policy:
                 return None
 
     def _lightest(self, now: float, besides: Collection[Replica] = ()) -> Replica | None:
-        """Of the replicas that take calls, the one with the smallest load."""
+        """Return the replica with the smallest load among those that take calls."""
         for number in self._stale:
             replica = self.replicas[number]
             replica.room, replica.weighed = self.lengths.room(replica.sizes(now)), now
@@ -572,12 +572,12 @@ class Policy:
         return found
 
     def _rank(self, replica: Replica) -> None:
-        """Its load has changed."""
+        """Queue the replica by its changed load."""
         replica.version += 1
         heapq.heappush(self._loads, (self._load(replica), replica.number, replica.version))
 
     def _load(self, replica: Replica, new: Trajectory | None = None) -> float:
-        """Share of the replica that its residents are expected to take at the worst moment; with a new one."""
+        """Return the share of the replica that its residents, and a new one, are expected to take at worst."""
         calls = self.settings.admit * (replica.calls + (new is not None)) / replica.max_requests
         if math.isinf(replica.capacity):
             return calls
@@ -586,24 +586,24 @@ class Policy:
         return max(calls, worst / replica.capacity)
 
     def _allowed(self, replica: Replica) -> float:
-        """A replica that is slower than others at the same load takes less, so that it does not end last."""
+        """Return the admissible load; a replica that is slower than others takes less, so that it does not end last."""
         slow = replica.rates and self._slow(replica)
         return self.settings.admit * (max(0.25, FASTER * replica.rate / self._middle(replica)) if slow else 1.0)
 
     def _middle(self, replica: Replica) -> float:
-        """Tokens a second of one call on other replicas, in the median; 0 where nothing is known."""
+        """Return the median tokens a second of one call on other replicas; 0 where unknown."""
         rates = sorted(other.rate for other in self._sample(replica) if other.rates and other is not replica)
         return rates[len(rates) // 2] if rates else 0.0
 
     def _sample(self, replica: Replica) -> Iterator[Replica]:
-        """Some others, the same each time."""
+        """Yield some other replicas, the same each time."""
         count = len(self.replicas)
         step = max(1, count // 9)
         return (self.replicas[(replica.number + n * step) % count] for n in range(1, min(10, count)))
 
     def _better(self, one: Trajectory, home: Replica, now: float) -> Replica | None:
-        """Where it is better off: nobody waits for room, its replica is a straggler, and what it has to come ends so
-        much sooner on the one with the smallest load that computing its history again is worth it."""
+        """Return a better replica, if none waits for room, its own is a straggler, and its expected rest ends so much
+        sooner on the lightest one that computing its history again is worth it."""
         if len(self._waiting) or len(home.rates) < 4 or not self._slow(home):
             return None
         other = self._lightest(now, besides=(home,))
@@ -613,11 +613,11 @@ class Policy:
         return other if rest / home.rate * (1 - 1 / FASTER) > 2 * one.tokens / self.settings.prefill else None
 
     def _slow(self, replica: Replica) -> bool:
-        """Whether its calls get clearly fewer tokens a second than those of others."""
+        """Return whether its calls get clearly fewer tokens a second than those of others."""
         return self._middle(replica) > FASTER * replica.rate
 
     def _enter(self, one: Trajectory, replica: Replica, now: float) -> None:
-        """Its keys and values will lie there, and its call goes there."""
+        """Make the trajectory a resident of the replica and send its call."""
         one.home, one.admitted = replica.number, True
         replica.residents[one.id] = one
         replica.room = replica.room + self.lengths.room(np.array([float(one.tokens)]))
@@ -634,12 +634,12 @@ class Policy:
         self._actions.append(Send(one.id, replica.number))
 
     def _rest(self, replica: Replica, now: float) -> None:
-        """Where it takes no calls for now, look at it again when it does."""
+        """Note a replica that takes no calls for now, to look at it again later."""
         if not replica.breaker.allows(now) and replica not in self._failed:
             self._failed.append(replica)
 
     def _stop(self, one: Trajectory, now: float) -> Replica:
-        """Its call is no longer out."""
+        """Take the trajectory's call off its replica."""
         assert one.home is not None
         replica = self.replicas[one.home]
         self._settle(replica, now)
@@ -660,7 +660,7 @@ class Policy:
     # --- room ---
 
     def _next_room(self, now: float) -> float:
-        """When there may be room though nothing happened: a replica is tried again, or a tool has taken too long."""
+        """Return when there may be room without an event: a replica is tried again, or a tool took too long."""
         times = [replica.breaker.until for replica in self._failed]
         if self._away and not all(replica.closed(now) for replica in self.replicas):  # else room alone is no help
             oldest = next(iter(self._away.values()))
@@ -669,13 +669,13 @@ class Policy:
         return min(times, default=math.inf)
 
     def _hold(self, one: Trajectory) -> float:
-        """Seconds that keeping room costs as much as computing what is in it: the room's share of the replica, times
-        the seconds, against tokens over prefill; both grow with the tokens, so that it is the same for all."""
+        """Return the seconds for which keeping room costs as much as computing it again: the room's share of the
+        replica, times seconds, against tokens over prefill; both grow with the tokens, so that all have the same."""
         capacity = self.replicas[one.home].capacity if one.home is not None else 0.0
         return capacity / self.settings.prefill
 
     def _forget_away(self, now: float) -> bool:
-        """Take the room of the trajectory whose tool has run longest, if that is long enough."""
+        """Evict the trajectory whose tool has run longest, if that is long enough."""
         while self._away:
             one = next(iter(self._away.values()))
             assert one.home is not None
@@ -688,7 +688,7 @@ class Policy:
         return False
 
     def _settle(self, replica: Replica, now: float, tokens: float = 0.0) -> None:
-        """What the replica's residents take at most, by now and with so many tokens more."""
+        """Update the bound of the residents' tokens, by now and with so many more."""
         at, bound = self._bounds[replica.number]
         self._bounds[replica.number] = (now, bound + (now - at) * replica.growing() + tokens)
 
@@ -704,7 +704,7 @@ class Policy:
             heapq.heappush(self._checks, (when, replica.number))
 
     def _relieve(self, replica: Replica, now: float) -> None:
-        """Evict as it takes, and look again when the replica may be full."""
+        """Evict as many as needed, and check again when the replica may be full."""
         full = self.settings.full * replica.capacity
         used = replica.used(now)
         if used >= full:
@@ -725,7 +725,7 @@ class Policy:
         self._watch(replica, not_before=now + SLACK * replica.capacity / max(1e-9, replica.growing()))
 
     def _lost(self, one: Trajectory, replica: Replica, now: float) -> float:
-        """Seconds of the replica's work that are done again where it gives way, for each token of room."""
+        """Return the seconds of work lost by an eviction, per token of room."""
         size = one.size(replica.tick(now))
         return 1 / self.settings.prefill + (size - one.tokens) / max(1e-9, replica.growing()) / max(1.0, size)
 

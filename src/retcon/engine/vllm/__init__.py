@@ -1,1 +1,1 @@
-"""vLLM servers as an engine, with token ids and log-probs, and the weights of a training."""
+"""vLLM servers as an engine with token ids, log-probs and trained weights."""

@@ -1,4 +1,4 @@
-"""Client of one vLLM server: checks it, generates, and keeps its weights up to date."""
+"""Client of one vLLM server: checks, generations, weight updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from retcon.chat.types import Tokenizer
 from retcon.core.concurrency import cancel_all
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.engine.types import Adapters
-from retcon.engine.vllm.process import start_line
+from retcon.engine.vllm.process import start_command
 from retcon.models.remote import BadResponse, JsonClient, RequestRefused, ServerFailed
 
 GRACE = 10.0
@@ -44,7 +44,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a server must provide.
+    """Requirements on a server.
 
     model: its name there, empty for the only one. max_len: tokens of a request. seeds: whether requests have one.
     trained: whether it will be sent weights. adapters: sent instead of weights.
@@ -107,8 +107,8 @@ class VLLMClient:
             version = str((await self.remote.get("/version"))["version"])
             card = _only(await self._cards(), wanted.model, url)
             self._model = str(card["id"])
-            told = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
-            tokens = (await self.remote.post("/tokenize", told))["tokens"]
+            request = {"model": self._model, "prompt": PROBE, "add_special_tokens": False}
+            tokens = (await self.remote.post("/tokenize", request))["tokens"]
         except (RequestRefused, LookupError, TypeError) as error:
             self._check_route(error)
             other = "" if wanted.trained else "; engine.kind = 'openai' asks any server of chat completions"
@@ -128,19 +128,19 @@ class VLLMClient:
         await self._check_how_started()
 
     async def _cards(self) -> Sequence[Mapping[str, Any]]:
-        """Cards of the served models and of adapters, which have a `parent`."""
+        """Return the cards of the served models and of adapters, which have a `parent`."""
         cards: Sequence[Mapping[str, Any]] = (await self.remote.get("/v1/models"))["data"]
         return cards
 
     def _check_route(self, error: Exception) -> None:
-        """Raises InfrastructureFault if a known route is gone: a proxy answers while the server restarts."""
+        """Raise InfrastructureFault if a known route is gone: a proxy answers while the server restarts."""
         if self._was_usable and isinstance(error, RequestRefused) and error.error.status in (404, 405):
             raise InfrastructureFault(str(error)) from error
 
     async def _check_how_started(self) -> None:
         wanted = self._wanted
         url = self.remote.url
-        how = start_line(wanted.max_len, wanted.adapters)
+        how = start_command(wanted.max_len, wanted.adapters)
         try:
             if not await self._has_route(GENERATE):
                 raise EngineError(f"{url} cannot be asked for tokens as it was started: start it as {how}")
@@ -167,7 +167,7 @@ class VLLMClient:
             raise EngineError(f"{url} cannot be given weights (its backend is {backend}); start it as {how}")
 
     async def _why_no_adapters(self, adapters: Adapters, about: Mapping[str, Any], *, on_cpu: bool) -> str | None:
-        """Why a server cannot take adapters, None if it can. about: its lora_config."""
+        """Return why a server cannot take adapters, None if it can. about: its lora_config."""
         if int(about.get("max_lora_rank") or 0) < adapters.rank:
             return f"takes no adapters of rank {adapters.rank}"
         if on_cpu and not about.get("target_modules"):
@@ -175,7 +175,7 @@ class VLLMClient:
         return None if await self._has_route(LOAD) else "takes no adapters while it runs"
 
     async def _has_route(self, path: str) -> bool:
-        """Whether the server has a route; an empty body is refused, also while the server is paused."""
+        """Return whether the server has a route; it refuses an empty body, also while paused."""
         try:
             await self.remote.post(path, {})
         except RequestRefused as refused:
@@ -185,9 +185,10 @@ class VLLMClient:
     async def generate(
         self, ids: Sequence[int], params: Mapping[str, object], *, version: str | None
     ) -> tuple[dict[str, Any], list[str]]:
-        """Return the first choice, with `prompt_logprobs` and `prompt_tokens`, and each token's version of weights.
+        """Return the first choice and each token's version of weights.
 
-        version: that is requested. Raises RequestRefused, and InfrastructureFault, also for tokens of other weights.
+        The choice has `prompt_logprobs` and `prompt_tokens`. version: the requested one. Raises RequestRefused, and
+        InfrastructureFault, also for tokens of other weights.
         """
         await self.ready()
         body: dict[str, object] = {"model": self._model, "token_ids": list(ids), "sampling_params": dict(params)}
@@ -243,12 +244,12 @@ class VLLMClient:
                 await self.remote.post("/start_weight_update", {})
             await self.remote.post("/update_weights", {"update_info": {"folder": str(folder)}})
             await self.remote.post("/finish_weight_update", {"weight_version": wanted})
-        # Not earlier, as half of the weights would sample under the old name; and always, as a trainer that is gone may
-        # have paused it.
+        # Not earlier, as half of the weights would sample under the old name; and always, as a killed trainer may have
+        # paused it.
         await self.remote.post("/resume", {})
 
     async def _load(self, wanted: str, folder: Path | None) -> None:
-        """Load an adapter; requests under way keep theirs. Of this run's older ones one stays loaded."""
+        """Load an adapter; requests under way keep theirs. One of this run's older ones stays loaded."""
         there = [str(card["id"]) for card in await self._cards() if card.get("parent") is not None]
         if wanted in there:
             return
@@ -282,7 +283,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _prompt_tokens(answer: Mapping[str, Any]) -> int:
-    """As the server counts them; 0 where it does not say, or something in between says something else."""
+    """Return the server's count of prompt tokens; 0 if it, or a proxy, sends none."""
     usage = answer.get("usage")
     count = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
     return count if isinstance(count, int) else 0

@@ -1,4 +1,4 @@
-"""Engine over vLLM servers, with token ids both ways, whose weights follow the trainer's without a restart.
+"""Engine over vLLM servers, with token ids and live weight updates.
 
 **Weights.** After an update the trainer's weights are written once to a folder in memory, and every server reads them
 through vLLM's weight transfer (`extension/retcon_vllm.py`); or its adapters, which vLLM loads as one more. A version's
@@ -127,7 +127,7 @@ class VLLMEngine:
 
     @asynccontextmanager
     async def suspended(self) -> AsyncIterator[None]:
-        """See `CarriesOver`. Servers keep generating until `follow`, and keep their caches then."""
+        """Do nothing (`CarriesOver`): servers keep generating until `follow`, and keep their caches then."""
         yield
 
     @asynccontextmanager
@@ -214,8 +214,8 @@ class VLLMEngine:
                  "allowed_token_ids": [last], "ignore_eos": True}  # fmt: skip
         choice, _ = await self._ask(request_id, before, asked, 1)
         try:
-            told = choice["prompt_logprobs"]
-            scores = [_logprob(told[n][str(ids[n])]) for n in range(start, len(before))]
+            found = choice["prompt_logprobs"]
+            scores = [_logprob(found[n][str(ids[n])]) for n in range(start, len(before))]
             scores.append(_logprob(choice["logprobs"]["content"][0]))
         except (LookupError, TypeError, ValueError) as error:
             raise InfrastructureFault(f"request {request_id}: vLLM's scores cannot be read: {error!r}") from error
@@ -310,9 +310,9 @@ class VLLMEngine:
         """Do nothing: `connected` closes everything."""
 
 
-def _logprob(told: Mapping[str, Any]) -> float:
-    """A log-prob in nats, at most 0. Raises ValueError if it is not finite."""
-    found = float(told["logprob"])
+def _logprob(entry: Mapping[str, Any]) -> float:
+    """Return a log-prob in nats, at most 0. Raises ValueError if it is not finite."""
+    found = float(entry["logprob"])
     if not math.isfinite(found):
         raise ValueError(f"a log-prob is {found}")
     return min(0.0, found)
@@ -323,13 +323,13 @@ PREFIX = "retcon-weights-"
 
 
 def write_weights(save: Callable[[Path], object], parent: Path | None = None) -> Path:
-    """Return a new folder in `parent`, or in shared memory, into which `save` has written.
+    """Write weights with `save` into a new folder of `parent`.
 
-    Folders of trainers that were killed are removed. Raises EngineError if it cannot be written.
+    parent: None for shared memory. Folders of killed trainers are removed. Raises EngineError if it cannot be written.
     """
     from safetensors import SafetensorError
 
-    from retcon.models.loading import without_bars
+    from retcon.models.loading import without_progress_bars
 
     parent = parent or (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
     try:
@@ -339,7 +339,7 @@ def write_weights(save: Callable[[Path], object], parent: Path | None = None) ->
         raise EngineError(f"no folder for the weights can be made in {parent}: {error}") from error
     try:
         folder.chmod(0o755)  # a server may run as another user
-        with without_bars():
+        with without_progress_bars():
             save(folder)
     except (OSError, SafetensorError) as error:
         free = shutil.disk_usage(folder).free

@@ -1,4 +1,4 @@
-"""Start and stop a vLLM server in a process of its own."""
+"""A vLLM server in a child process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Launch:
             NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype, "--max-model-len",
             str(self.max_len), "--enable-scale-out", "--enable-prefix-caching", "--no-enable-chunked-prefill",
             "--max-num-batched-tokens", str(max(2048, self.max_len)), "--weight-transfer-config", transfer,
-            "--worker-extension-cls", "retcon_vllm.Extension", *for_adapters(self.adapters), *self.arguments,
+            "--worker-extension-cls", "retcon_vllm.Extension", *adapter_arguments(self.adapters), *self.arguments,
         ]  # fmt: skip
 
     def environment(self) -> dict[str, str]:
@@ -91,9 +91,9 @@ class Launch:
 
 
 class Server:
-    """A server process on the loopback interface, at a free port that it keeps when restarted.
+    """A server process on the loopback interface; restarts keep its port.
 
-    seconds: that it may take to start.
+    seconds: limit of its start.
     """
 
     def __init__(self, launch: Launch, seconds: float) -> None:
@@ -106,12 +106,12 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Its root, once it was started."""
+        """URL of the server's root, once it was started."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
-        """Of its process, None before the start."""
+        """Id of the process, None before the start."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -125,7 +125,7 @@ class Server:
             await self._started()
             return
         for left in reversed(range(PORTS)):
-            self._held = _held_port()
+            self._held = _reserve_port()
             self._port = self._held.getsockname()[1]
             if left < PORTS - 1:  # some servers do not bind a port that is held
                 self._held.close()
@@ -151,12 +151,12 @@ class Server:
         self.starts += 1
         while not await asyncio.to_thread(self._answers):
             if not self.alive:
-                raise EngineError(f"the vLLM server ended before it answered: {self._said()}")
+                raise EngineError(f"the vLLM server ended before it answered: {self._last_lines()}")
             if time.monotonic() - began > self._seconds:
-                said = self._said()
+                lines = self._last_lines()
                 await self._end()
                 raise EngineError(
-                    f"the vLLM server did not answer within engine.start_seconds = {self._seconds:g}: {said}"
+                    f"the vLLM server did not answer within engine.start_seconds = {self._seconds:g}: {lines}"
                 )
             await asyncio.sleep(0.25)
 
@@ -189,14 +189,14 @@ class Server:
         except (OSError, HTTPException):  # urllib's errors are of the first kind
             return False
 
-    def _said(self) -> str:
+    def _last_lines(self) -> str:
         lines = [line.strip() for line in self._logged().splitlines() if line.strip()]
         errors = [line for line in lines if "rror" in line]
         return f"{shlex.join(self._launch.command(self._port))}: {' | '.join((errors or lines)[-3:])}"
 
     def _port_taken(self) -> bool:
-        said = self._logged().lower()
-        return f"errno {errno.EADDRINUSE}" in said or "address already in use" in said
+        logged = self._logged().lower()
+        return f"errno {errno.EADDRINUSE}" in logged or "address already in use" in logged
 
     def _logged(self) -> str:
         if self._log is None:
@@ -218,7 +218,7 @@ def _signal(process: subprocess.Popen[bytes], number: int) -> None:
         return
 
 
-def _held_port() -> socket.socket:
+def _reserve_port() -> socket.socket:
     """Reserve a free port. A server that binds it with SO_REUSEPORT, as vLLM's does, can still use it."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -228,10 +228,10 @@ def _held_port() -> socket.socket:
     return held
 
 
-def for_adapters(adapters: Adapters | None) -> tuple[str, ...]:
-    """Return a server's arguments for adapters of two versions at a time, as rollouts may run ahead.
+def adapter_arguments(adapters: Adapters | None) -> tuple[str, ...]:
+    """Return a server's arguments for two versions of adapters.
 
-    Without target modules vLLM would adapt the output layer too, and fail to score prompts on a CPU.
+    Rollouts may run ahead. Without target modules vLLM would adapt the output layer too, and fail to score on a CPU.
     """
     if adapters is None:
         return ()
@@ -240,10 +240,10 @@ def for_adapters(adapters: Adapters | None) -> tuple[str, ...]:
             "--lora-target-modules", *adapters.targets)  # fmt: skip
 
 
-def start_line(max_len: int, adapters: Adapters | None = None) -> str:
+def start_command(max_len: int, adapters: Adapters | None = None) -> str:
     """Return the command by which a user starts a server. adapters: loaded instead of weights."""
     transfer = ("--weight-transfer-config", '{"backend": "retcon"}', "--worker-extension-cls", "retcon_vllm.Extension")
-    taking = for_adapters(adapters) or transfer
+    taking = adapter_arguments(adapters) or transfer
     environment = f"{RUNTIME}=1" if adapters else f"PYTHONPATH={EXTENSION}"
     tokens = str(max(2048, max_len))
     words = ("--enable-scale-out", "--no-enable-chunked-prefill", "--max-num-batched-tokens", tokens, *taking)

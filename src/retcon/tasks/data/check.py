@@ -10,7 +10,7 @@ from typing import Any
 from retcon.core.errors import MissingExtra, RetconError
 from retcon.core.seeds import derive
 from retcon.tasks.data.fields import DataError
-from retcon.tasks.data.load import PlacedTask, ambiguous, has_tests, in_words, load, unreadable
+from retcon.tasks.data.load import Placed, ambiguous, has_tests, in_words, load, unreadable
 from retcon.tasks.data.settings import FileTaskSettings
 from retcon.tasks.grading.registry import check_grader, needed_settings
 from retcon.tasks.types import Task
@@ -145,7 +145,7 @@ def _unready(grader: str) -> str:
     return ""
 
 
-def _lengths(placed: Sequence[PlacedTask], count: Callable[[str], int], unit: str) -> Lengths:
+def _lengths(placed: Sequence[Placed], count: Callable[[str], int], unit: str) -> Lengths:
     found = sorted((sum(map(count, _prompt_texts(one.task))), one.where) for one in placed)
     last = len(found) - 1
     return Lengths(unit, found[0][0], found[last // 2][0], found[int(last * 0.95)][0], *found[last])
@@ -155,6 +155,6 @@ def _prompt_texts(task: Task) -> list[str]:
     return [task.system or "", *(text for _, text in task.before), task.question]
 
 
-def _sample(one: PlacedTask) -> Sample:
+def _sample(one: Placed) -> Sample:
     task = one.task
     return Sample(one.where, task.id, task.question, task.answer, str(task.meta["grader"]))

@@ -443,7 +443,7 @@ def _humaneval(row: Columns) -> Item:
 
 def _mbpp(row: Columns) -> Item:
     """Read a row of MBPP and show its tests, as its authors do (arXiv 2108.07732): only they name the function."""
-    if _compares(row):
+    if _compared(row):
         answers = (name for name in ANSWERS if not is_missing(row.get(name)))
         return build_item(row, first_of(row, _ASKS), first_of(row, answers))
     read = build_item(row, first_of(row, _ASKS), "")
@@ -462,10 +462,10 @@ def _mbpp(row: Columns) -> Item:
 def _of_mbpp(row: Columns) -> bool:
     """Return whether a row is of MBPP: `tests`, or a row without any, may be of another convention."""
     lines = any(list_pieces(row.get(name)) for name in _MBPP_TESTS)
-    return not (_only_chooses(row) or _compares(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
+    return not (_only_chooses(row) or _compared(row)) and (lines or ("test_list" in row and _asks_as_mbpp(row)))
 
 
-def _compares(row: Columns) -> bool:
+def _compared(row: Columns) -> bool:
     """Return whether it names a grader that compares its answer."""
     return row.get("grader") in _COMPARING and not all(is_missing(row.get(name)) for name in ANSWERS)
 
@@ -507,14 +507,14 @@ def _livecodebench(row: Columns) -> Item:
 def _apps(row: Columns) -> Item:
     """Read a row of APPS or TACO, or one whose `tests` are cases, or Python in one text; they are too many to be shown.
     Lines of Python, and answers that are compared, are read as in mbpp: they may stand in other rows."""
-    if _compares(row) or list_pieces(row.get("tests")):
+    if _compared(row) or list_pieces(row.get("tests")):
         return _mbpp(row)
     read = build_item(row, first_of(row, QUESTIONS), "")
     return _with_how(read, row)
 
 
 def _of_apps(row: Columns) -> bool:
-    return not (_without_tests(row) or _compares(row)) and _asks_for_programs(row)
+    return not (_without_tests(row) or _compared(row)) and _asks_for_programs(row)
 
 
 def _with_how(read: Item, row: Columns) -> Item:

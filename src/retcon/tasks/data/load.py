@@ -125,7 +125,7 @@ class EvaluationIndex:
         for gram in set(_grams(split_words(question))):
             for evaluation, start in self._places.get(gram, ()):
                 begun[evaluation].add(start)
-        best = max(((_count_covered(starts) / self._lengths[n], n) for n, starts in begun.items()), default=(0.0, 0))
+        best = max(((_covered(starts) / self._lengths[n], n) for n, starts in begun.items()), default=(0.0, 0))
         return Match("13-gram", self._names[best[1]], best[0]) if best[0] > SHARE else None
 
 
@@ -133,7 +133,7 @@ def _grams(found: list[str]) -> Iterable[Gram]:
     return (tuple(found[n : n + RUN]) for n in range(len(found) - RUN + 1))
 
 
-def _count_covered(starts: set[int]) -> int:
+def _covered(starts: set[int]) -> int:
     """Count the words that runs from these places cover."""
     total, end = 0, 0
     for start in sorted(starts):
@@ -222,7 +222,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedTask:
+class Placed:
     """A task with its file and line. same: its `question_key`. unread, bare: those of its `Item`. raw_answer: that of
     its `Item` where a letter is graded."""
 
@@ -260,8 +260,8 @@ class ReadSource:
     convention: str = ""
     columns: tuple[str, ...] = ()
     rows: int = 0
-    train: list[PlacedTask] = field(default_factory=list)
-    evaluation: list[PlacedTask] = field(default_factory=list)
+    train: list[Placed] = field(default_factory=list)
+    evaluation: list[Placed] = field(default_factory=list)
     tasks: TaskSet | None = None
     dropped: Counter[str] = field(default_factory=Counter)
     where_dropped: dict[str, list[str]] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class ReadSource:
         if self.tasks is not None:
             tasks = [hash_task(task) for _, task in zip(range(LOOK), training_tasks(self.tasks, 0), strict=False)]
             return {"path": self.settings.path, "origin": self.origin, "weight": self.settings.weight,
-                    "content": _combine_hashes(tasks)}  # fmt: skip
+                    "content": _combined(tasks)}  # fmt: skip
         kept = [*self.train, *self.evaluation]
         train, evaluation = ([hash_task(p.task) for p in placed] for placed in (self.train, self.evaluation))
         about = self.settings.model_dump(
@@ -300,12 +300,12 @@ class ReadSource:
             "origin": self.origin, "convention": self.convention, "rows": self.rows, "train": len(self.train),
             "evaluation": len(self.evaluation), "dropped": dict(sorted(self.dropped.items())),
             "graders": dict(sorted(Counter(str(p.task.meta["grader"]) for p in kept).items())),
-            "content": _combine_hashes([_combine_hashes(train), f"evaluation {_combine_hashes(evaluation)}"]),
+            "content": _combined([_combined(train), f"evaluation {_combined(evaluation)}"]),
         }  # fmt: skip
 
 
 @dataclass(slots=True)
-class LoadedSources:
+class Loaded:
     """All sources as read. overlaps: (place, match) of training tasks that repeat evaluation questions and were not
     dropped."""
 
@@ -360,7 +360,7 @@ class LoadedSources:
         ]
         system = self.settings.system or None
         about = self.settings.model_dump(include={"evaluation_share", "duplicates", "overlap", "max_prompt_tokens"})
-        identity = {"name": name, "fingerprint": _combine_hashes(made_of)[:16], **about, "sources": sources}
+        identity = {"name": name, "fingerprint": _combined(made_of)[:16], **about, "sources": sources}
         return DataTasks(name, system, parts, held_out, identity)
 
 
@@ -385,7 +385,7 @@ def _describe_match(match: Match) -> str:
     return f"{match.share:.0%} of {match.evaluation} stands in it (runs of 13 words)"
 
 
-def _combine_hashes(hashes: Iterable[str]) -> str:
+def _combined(hashes: Iterable[str]) -> str:
     """Hash several hashes, whatever their order."""
     return hashlib.sha256("\n".join(sorted(hashes)).encode()).hexdigest()
 
@@ -399,7 +399,7 @@ MOST_QUESTION = 1_000_000
 """Most characters; a longer text is another column mistaken for an answer or question."""
 
 
-def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) -> LoadedSources:
+def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) -> Loaded:
     """Read all sources. Raises as `FileTaskSettings.open`, except for overlap, which is recorded."""
     if settings.max_prompt_tokens and count_tokens is None:
         raise DataError(
@@ -415,7 +415,7 @@ def load(settings: FileTaskSettings, count_tokens: CountTokens | None = None) ->
             raise DataError(f"{read.settings.path}: a task set may be endless: give every source a weight to mix it")
     loader.warn_of_idle_marks()
     _warn_of_idle_keys(sources)
-    loaded = LoadedSources(settings, sources)
+    loaded = Loaded(settings, sources)
     _find_overlap(loaded)
     return loaded
 
@@ -463,7 +463,7 @@ class _Loader:
             return ReadSource(source, origin, tasks.name, tasks=tasks)
         splits = splits_of(source, origin)
         if splits is not None and self._measures and role == "train" and not source.split:
-            source = _choose_split(source, splits)
+            source = _measured(source, splits)
         alone = self._settings.name if source.path == self._settings.path else ""
         read = ReadSource(source, origin, alone or source.benchmark or short_name(source.path))
         if source.grader:
@@ -556,7 +556,7 @@ class _Loader:
             return read.drop("over max_prompt_tokens", row.where)
         held = role == "evaluation" or (self._by_hash and is_held_out(same, self._settings.evaluation_share))
         (read.evaluation if held else read.train).append(
-            PlacedTask(
+            Placed(
                 task,
                 row.where,
                 same,
@@ -611,7 +611,7 @@ def _lacks(row: Row, columns: Columns, convention: Convention, need: str) -> Dat
     )
 
 
-def _choose_split(source: TaskSource, splits: Splits) -> TaskSource:
+def _measured(source: TaskSource, splits: Splits) -> TaskSource:
     """Choose the split of an evaluated source that names none, with a TaskWarning where it has several."""
     split = splits.measured
     if len(splits.names) > 1:
@@ -625,7 +625,7 @@ def is_held_out(same: str, share: float) -> bool:
     return int(hashlib.sha256(f"split {same}".encode()).hexdigest()[:15], 16) < share * 16**15
 
 
-def _find_overlap(loaded: LoadedSources) -> None:
+def _find_overlap(loaded: Loaded) -> None:
     settings = loaded.settings
     if settings.overlap == "allow":
         return
@@ -662,12 +662,12 @@ def questions_of(path: str, columns: Sequence[Mapping[str, str]] = ()) -> Iterat
         own: Mapping[str, str] = {}
         for row in read_rows(file):
             if convention is None:
-                convention, own = _recognise_by_any(row, columns)
+                convention, own = _recognised_by_any(row, columns)
             item = _item(row, map_columns(row, own), convention, asked=True)
             yield row.where, item.bare or item.question
 
 
-def _recognise_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
+def _recognised_by_any(row: Row, columns: Sequence[Mapping[str, str]]) -> tuple[Convention, Mapping[str, str]]:
     """Recognise a row's convention, by its own columns or one of these, and return both. A row without an answer is
     recognised as if it had one, by the first of these that maps its question. Raises DataError."""
     try:

@@ -62,7 +62,7 @@ def _tab_separated(lines: Iterator[str]) -> Iterator[tuple[list[str], int]]:
         taken: list[str] = []
         values, error = None, None
         try:
-            values = _next(csv.reader(_take_lines(lines, ahead, taken), delimiter=TAB, strict=True))
+            values = _next(csv.reader(_noted(lines, ahead, taken), delimiter=TAB, strict=True))
         except csv.Error as wrong:
             error = wrong
         if not taken:
@@ -79,7 +79,7 @@ def _tab_separated(lines: Iterator[str]) -> Iterator[tuple[list[str], int]]:
         yield values or [], number
 
 
-def _take_lines(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
+def _noted(lines: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
     """Yield the next lines and append each to `taken`."""
     while (line := ahead.popleft() if ahead else next(lines, None)) is not None:
         taken.append(line)
@@ -293,7 +293,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     with decompressed(raw, str(path)) as file:
-        found = read_records(_decode_lines(file, path), delimiter)
+        found = read_records(_decoded(file, path), delimiter)
         number = 1
         try:
             header, last = next(found, ([], 0))
@@ -318,7 +318,7 @@ def _table_rows(path: Path, delimiter: str) -> Iterator[Row]:
             raise DataError(f"{path}, line {number}: the file cannot be read further: {error}") from error
 
 
-def _decode_lines(file: BufferedReader, path: Path) -> Iterator[str]:
+def _decoded(file: BufferedReader, path: Path) -> Iterator[str]:
     for number, line in enumerate(file, 1):
         where = f"{path}, line {number}"
         if b"\0" in line:
@@ -378,12 +378,12 @@ def map_columns(row: Row, columns: Mapping[str, str]) -> Columns:
     earlier rows have that column, it counts as null, unless the row has another that may be meant."""
     if not columns:
         return row.columns
-    found = {name: None if _lacks(row, name, column) else _look_up(row, column) for name, column in columns.items()}
+    found = {name: None if _left_out(row, name, column) else _look_up(row, column) for name, column in columns.items()}
     gone = {_outer(row, column) for column in columns.values()}
     return {**{name: value for name, value in row.columns.items() if name not in gone}, **found}
 
 
-def _lacks(row: Row, name: str, column: str) -> bool:
+def _left_out(row: Row, name: str, column: str) -> bool:
     """Return whether earlier rows have the column of field `name`, and this row has nothing for it."""
     outer = _outer(row, column)
     if outer not in row.columns:

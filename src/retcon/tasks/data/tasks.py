@@ -34,7 +34,7 @@ class Part:
     def draw(self, seed: int) -> Iterator[Task]:
         """Draw a pass: each task once, in an order by seed and task ids, not by file."""
         if not isinstance(self.tasks, Sequence):
-            return (self._mark_family(task) for task in training_tasks(self.tasks, seed))
+            return (self._named(task) for task in training_tasks(self.tasks, seed))
         return iter(sorted(self.tasks, key=lambda task: derive("order", seed, task.id)))
 
     def draws(self, count: int, seed: int) -> Iterator[Task]:
@@ -53,13 +53,13 @@ class Part:
         """Return the evaluation tasks of another task set."""
         if isinstance(self.tasks, Sequence):
             return []
-        return [self._mark_family(task) for task in evaluation_tasks(self.tasks, count, seed)]
+        return [self._named(task) for task in evaluation_tasks(self.tasks, count, seed)]
 
     def graded_by(self, grader: Grade) -> Part:
         """Return the part with this grader for an `Ungraded` task set."""
         return replace(self, tasks=self.tasks.graded_by(grader)) if isinstance(self.tasks, Ungraded) else self
 
-    def _mark_family(self, task: Task) -> Task:
+    def _named(self, task: Task) -> Task:
         system = None if isinstance(self.tasks, Sequence) else self.tasks.system
         return replace(task, system=task.system or system, meta={**task.meta, FAMILY: self.name})
 
@@ -120,7 +120,7 @@ class DataTasks:
         if not self.parts[0].weight:
             everything = [t for part in self.parts if isinstance(part.tasks, Sequence) for t in part.tasks]
             return Part(self.name, everything).draw(seed)
-        return self._mix(seed)
+        return self._mixed(seed)
 
     def evaluation(self, count: int, seed: int) -> list[Task]:
         """Draw `count` held-out tasks by the seed; all, in order, if there are no more."""
@@ -152,7 +152,7 @@ class DataTasks:
                 return part.tasks
         return self
 
-    def _mix(self, seed: int) -> Iterator[Task]:
+    def _mixed(self, seed: int) -> Iterator[Task]:
         length = sum(len(part.tasks) for part in self.parts if isinstance(part.tasks, Sequence))
         weights = [part.weight for part in self.parts]
         counts = split_total(length or 10_000, weights)

@@ -55,11 +55,11 @@ class MethodEnvironment:
 
     def __init__(self, factory: Factory, rows: Sequence[Mapping[str, Any]]) -> None:
         self._about = factory
-        self._factory = _import_factory(factory.path, "environment")
-        self._rewards = [_import_factory(path, "reward_functions") for path in factory.rewards]
+        self._factory = _imported(factory.path, "environment")
+        self._rewards = [_imported(path, "reward_functions") for path in factory.rewards]
         self.name = factory.path.rpartition(":")[2]
         with _before_work(factory.path):
-            probe = self._make_instance()
+            probe = self._made()
         kind = type(probe)
         if not callable(getattr(probe, "reset", None)):
             raise RecipeError(f"task.environment: {kind.__name__} has no `reset`")
@@ -125,14 +125,14 @@ class MethodEnvironment:
             if hasattr(type(state), "get_reward"):
                 rewards.append(await _one(state.get_reward()))
             for reward in self._rewards:
-                rewards.append(await _one(reward(**given, log_extra=_ignore_log, log_metric=_ignore_log)))
+                rewards.append(await _one(reward(**given, log_extra=_unlogged, log_metric=_unlogged)))
         except (Exception, SystemExit) as error:
             raise InfrastructureFault(f"{self.name}: its reward raised {format_user_error(error)}") from error
         if not (judged := [value for value in rewards if value is not None]):
             raise InfrastructureFault(f"{self.name}: the rollout has no reward: all reward functions returned None")
         return sum(judged), messages[-1]["content"] if messages and trajectory.stop == "answer" else None
 
-    def _make_instance(self) -> Any:
+    def _made(self) -> Any:
         try:
             return self._factory(**self._about.arguments)
         except TypeError as error:
@@ -145,7 +145,7 @@ class MethodEnvironment:
 
     def _reset(self, row: Mapping[str, Any]) -> tuple[Any, str]:
         """Return a fresh instance, and the text of its `reset`."""
-        state = self._make_instance()
+        state = self._made()
         try:
             with suppress(ValueError):  # compiled code may have no signature
                 inspect.signature(state.reset, follow_wrapped=False).bind(**row)
@@ -165,7 +165,7 @@ def _before_work(what: str) -> AbstractContextManager[None]:
     return reraise_as(RecipeError, f"task.environment: {what}")
 
 
-def _import_factory(path: str, key: str) -> Callable[..., Any]:
+def _imported(path: str, key: str) -> Callable[..., Any]:
     if ":" not in path:
         raise RecipeError(f"task.{key}: '{path}' is no import path: write my_package.my_module:MyEnvironment")
     try:
@@ -224,7 +224,7 @@ def _trl_call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": function if arguments is None else {**function, "arguments": arguments}}
 
 
-def _ignore_log(*_: object) -> None:
+def _unlogged(*_: object) -> None:
     """Stand in for TRL's `log_extra` and `log_metric`, and ignore them."""
 
 

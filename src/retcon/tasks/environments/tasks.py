@@ -281,7 +281,7 @@ class EnvironmentTasks:
         first: dict[object, Task] = {}
         for problem, task in zip(problems, own, strict=True):
             first.setdefault(problem, task)
-        drawn = self._draw_held_out(list(first.values()))
+        drawn = self._held_out(list(first.values()))
         ids = {task.id for task in drawn}
         return [task for problem, task in zip(problems, own, strict=True) if first[problem].id not in ids], drawn
 
@@ -299,7 +299,7 @@ class EnvironmentTasks:
             return _content(task)
         return (*_content(task), repr(sorted(self.sessions.environment.row(task.id).items())))
 
-    def _draw_held_out(self, own: list[Task]) -> list[Task]:
+    def _held_out(self, own: list[Task]) -> list[Task]:
         """Draw the held-out tasks by their ids, so that added tasks move no other; at least one if any. own: the first
         task of each problem, which draws for all of them."""
         drawn = sorted((derive("held out", task.id), n) for n, task in enumerate(own))

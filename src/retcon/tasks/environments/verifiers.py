@@ -279,8 +279,8 @@ class TasksetEnvironment:
         for (where, row), own in zip(firsts[1:], others, strict=True):
             if _by_name(own) != _by_name(found):
                 raise RecipeError(
-                    f"{where}: a {type(row).__name__} has {_names(own)}, and row 0, a {type(firsts[0][1]).__name__}, "
-                    f"has {_names(found)}; all must have the same tools, described alike: leave out those of one kind "
+                    f"{where}: a {type(row).__name__} has {_listed(own)}, and row 0, a {type(firsts[0][1]).__name__}, "
+                    f"has {_listed(found)}; all must have the same tools, described alike: leave out those of one kind "
                     "(`Taskset.exclude`)"
                 )
         return found
@@ -339,7 +339,7 @@ class _NoRuntime:
 def _load_taskset(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
     try:
         if ":" in environment:
-            taskset = _make_taskset(vf, import_object(environment), arguments)
+            taskset = _made(vf, import_object(environment), arguments)
         else:
             name = environment.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").lower()
             try:
@@ -361,7 +361,7 @@ def _load_taskset(vf: Any, environment: str, arguments: Mapping[str, Any]) -> An
     return taskset
 
 
-def _make_taskset(vf: Any, found: Any, arguments: Mapping[str, Any]) -> Any:
+def _made(vf: Any, found: Any, arguments: Mapping[str, Any]) -> Any:
     if isinstance(found, type) and issubclass(found, vf.Taskset):
         kind = vf.utils.generic.concrete_type(found, vf.TasksetConfig, origin=vf.Taskset) or vf.TasksetConfig
         return found(kind.model_validate(arguments))
@@ -382,7 +382,7 @@ def _by_name(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:
     return {spec.name: spec for spec in specs}
 
 
-def _names(specs: Sequence[ToolSpec]) -> str:
+def _listed(specs: Sequence[ToolSpec]) -> str:
     return ", ".join(spec.name for spec in specs) or "no tools"
 
 
@@ -442,13 +442,13 @@ class VerifiersEnvironment:
         import verifiers.types
 
         self._vf = verifiers
-        self._env = env = _load_environment(self._vf, environment, arguments)
+        self._env = env = _loaded(self._vf, environment, arguments)
         self._faults = faults
         self.name = str(env.env_id or environment).replace(":", ".").rsplit("/", 1)[-1]
         self._python = self._check_supported()
         tools = [] if self._python else env.tool_defs or []
         self.specs: Sequence[ToolSpec] = [ToolSpec(t.name, t.description or "", dict(t.parameters)) for t in tools]
-        stateful = isinstance(env, self._vf.StatefulToolEnv) or _overrides(env, "setup_state", self._vf.MultiTurnEnv)
+        stateful = isinstance(env, self._vf.StatefulToolEnv) or _overridden(env, "setup_state", self._vf.MultiTurnEnv)
         self.rollback: Rollback = "copy" if self.specs and stateful else "unneeded"
         self._task_rows = TaskRows(self.name, "environment")
         for rubric in _rubrics(env.rubric):
@@ -542,7 +542,7 @@ class VerifiersEnvironment:
             raise RecipeError(f"task.environment: {kind} runs its tools in a sandbox of verifiers; there are: {HAD}")
         answers = (vf.SingleTurnEnv, vf.StatefulToolEnv, vf.ToolEnv)
         own = next((one for one in answers if isinstance(env, one)), None)
-        if own is None or _overrides(env, "env_response", own):
+        if own is None or _overridden(env, "env_response", own):
             raise RecipeError(
                 f"task.environment: {kind} answers the model itself (`env_response`); where tools alone answer it, it "
                 f"can be had: {HAD}"
@@ -562,7 +562,7 @@ def has_classic_api() -> bool:
     return hasattr(verifiers, "load_environment")
 
 
-def _load_environment(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
+def _loaded(vf: Any, environment: str, arguments: Mapping[str, Any]) -> Any:
     try:
         if ":" in environment:
             found = import_object(environment)
@@ -577,7 +577,7 @@ def _load_environment(vf: Any, environment: str, arguments: Mapping[str, Any]) -
     return env
 
 
-def _overrides(env: Any, name: str, base: type) -> bool:
+def _overridden(env: Any, name: str, base: type) -> bool:
     return getattr(type(env), name) is not getattr(base, name)
 
 

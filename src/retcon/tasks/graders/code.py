@@ -77,10 +77,10 @@ def called_names(tests: Tests) -> frozenset[str]:
 
 def _programs(reply: Reply) -> Sequence[str]:
     if reply.trajectory is None:
-        return _blocks(reply.text) or _fenced_blocks(visible_reply(reply.text))
+        return _blocks(reply.text) or _fenced(visible_reply(reply.text))
     if reply.trajectory.stop != "answer":
         return ()
-    return _blocks(reply.text) or _ran(reply.trajectory) or _fenced_blocks(visible_reply(reply.text))
+    return _blocks(reply.text) or _ran(reply.trajectory) or _fenced(visible_reply(reply.text))
 
 
 def _ran(trajectory: Trajectory) -> Sequence[str]:
@@ -104,7 +104,7 @@ def _blocks(text: str) -> Sequence[str]:
     return [str(call.arguments["code"]) for call in found if not isinstance(call.arguments, str)]
 
 
-def _fenced_blocks(text: str) -> Sequence[str]:
+def _fenced(text: str) -> Sequence[str]:
     """Return the complete blocks of a text in fences of any kind."""
     found, block, ticks = [], list[str](), 0
     for line in text.split("\n"):
@@ -257,8 +257,8 @@ for _part in (_base64.b64decode("{before}"), _base64.b64decode("{program}")):
 _called = _space["Solution"]() if "Solution" in _space and {name!r} not in _space else None
 _called = getattr(_called, {name!r}) if _called is not None else _space[{name!r}]
 with open("arguments.json") as _file:
-    _is_expected = _called(*_json.load(_file))
-_json.dumps(_is_expected, default=lambda value: value.tolist()).encode().hex()
+    _returned = _called(*_json.load(_file))
+_json.dumps(_returned, default=lambda value: value.tolist()).encode().hex()
 """
 _RUN = """
 import base64
@@ -293,7 +293,7 @@ class CodeGrader:
         program = find_program(reply, tests)
         if program is None:
             return Verdict.of(False, "no program: the answer must hold a block in ``` fences")
-        passed, why = await self._count_passed(complete_program(program, tests), tests)
+        passed, why = await self._passed(complete_program(program, tests), tests)
         right = passed == len(tests.cases)
         score = passed / len(tests.cases) if self._settings.score == "share" else float(right)
         return Verdict(score, right, "passed" if right else why, program)
@@ -313,11 +313,11 @@ class CodeGrader:
                 self._read.append((task, known))
             return known
 
-    async def _count_passed(self, program: str, tests: Tests) -> tuple[int, str]:
+    async def _passed(self, program: str, tests: Tests) -> tuple[int, str]:
         """Return the number of passed cases and the first failure, which ends the run unless shares count."""
         checks = [case for case in tests.cases if isinstance(case, Check)]
         if checks:
-            return await self._run_checks(program, tests.before, checks)
+            return await self._checked(program, tests.before, checks)
         cases = [case for case in tests.cases if not isinstance(case, Check)]
         if self._settings.score == "share":
             whys = await gather_or_cancel(self._one(program, tests.before, case) for case in cases)
@@ -330,16 +330,16 @@ class CodeGrader:
     async def _one(self, program: str, before: str, case: Stdio | Call) -> str:
         """Return the answer's failure in this case, or ""."""
         if isinstance(case, Stdio):
-            code = _RUN.format(before=_encode(before), program=_encode(program)) if before else program
+            code = _RUN.format(before=_packed(before), program=_packed(program)) if before else program
             result = await self._run(code, case, stdin=case.stdin, room=len(case.stdout))
             same = same_output(case.stdout, result.stdout, exact=case.exact)
             left = result.error_type == "SystemExit"  # with any code
             return ("" if left else _failure(result)) or ("" if same else "another output")
-        code = _CALL.format(before=_encode(before), program=_encode(program), name=case.function)
+        code = _CALL.format(before=_packed(before), program=_packed(program), name=case.function)
         room = 2 * len(json.dumps(case.values))
         files = {"arguments.json": json.dumps(case.arguments).encode()}
         result = await self._run(code, case, files=files, room=room)
-        return _failure(result) or ("" if _is_expected(result, case.values) else "another value")
+        return _failure(result) or ("" if _returned(result, case.values) else "another value")
 
     async def _run(
         self,
@@ -358,12 +358,12 @@ class CodeGrader:
             raise InfrastructureFault(f"an answer could not be graded: {error}") from error
         return check_result(result)
 
-    async def _run_checks(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
+    async def _checked(self, program: str, before: str, checks: Sequence[Check]) -> tuple[int, str]:
         passed, first, tried = 0, "", 0
         while tried < len(checks):  # once, unless a test ends an interpreter whose state could not be kept
             async with self._sessions.acquire() as session:
                 try:
-                    more, why, ran = await self._run_checks_in(session, program, before, checks, tried)
+                    more, why, ran = await self._checked_in(session, program, before, checks, tried)
                 except SessionLost as lost:
                     if not lost.by_own_code:
                         raise
@@ -373,7 +373,7 @@ class CodeGrader:
                 break
         return passed, first
 
-    async def _run_checks_in(
+    async def _checked_in(
         self, session: Session, program: str, before: str, checks: Sequence[Check], tried: int
     ) -> tuple[int, str, int]:
         """Run the tests after the first `tried`; return how many passed, the first failure, and how many ran, 0 to
@@ -438,7 +438,7 @@ def _failure(result: Result) -> str:
     return "" if result.status == "ok" else result.error_type or result.status
 
 
-def _is_expected(result: Result, values: Sequence[object]) -> bool:
+def _returned(result: Result, values: Sequence[object]) -> bool:
     """Return whether the value of `_CALL` is one of these."""
     try:
         returned = json.loads(bytes.fromhex((result.value or "").strip("'")))
@@ -447,7 +447,7 @@ def _is_expected(result: Result, values: Sequence[object]) -> bool:
     return any(same_value(value, returned) for value in values)
 
 
-def _encode(program: str) -> str:
+def _packed(program: str) -> str:
     return base64.b64encode(program.encode("utf-8", "surrogatepass")).decode()
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from retcon.core.errors import EngineError, InfrastructureFault, RecipeError
-from retcon.models.remote import DEFAULT_KEY_ENV, RemoteModel, RequestRefused, key_is_missing
+from retcon.models.remote import DEFAULT_KEY_ENV, RemoteModel, RequestRefused, is_key_missing
 from retcon.tasks.graders.text import final_answer
 from retcon.tasks.grading.registry import Host, Kind, Reply, Verdict
 from retcon.tasks.types import Task
@@ -115,7 +115,7 @@ def read_verdict(text: str, right_from: float = 1.0) -> Verdict:
 
 
 def _ready(settings: JudgeSettings) -> None:
-    if key_is_missing(settings.key_env):
+    if is_key_missing(settings.key_env):
         raise RecipeError(f"grader judge: key_env names {settings.key_env}, which is not set")
 
 

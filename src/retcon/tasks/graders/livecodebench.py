@@ -266,7 +266,7 @@ class LiveCodeBenchGrader:
                         return f"case {n}: {result.error_type or result.status}"
                     if name and (await cell("is_returned(case())", expected)).value != "True":
                         return f"case {n}: another value"
-                    if not name and not _same_lines(_read_output(result), expected):
+                    if not name and not _same_lines(_printed(result), expected):
                         return f"case {n}: another output"
             except SessionLost as lost:
                 if not lost.by_own_code:
@@ -282,7 +282,7 @@ def last_pair(text: str) -> str | None:
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else None
 
 
-def _read_output(result: Result) -> str | None:
+def _printed(result: Result) -> str | None:
     try:
         text: str = json.loads(bytes.fromhex((result.value or "").strip("'")))
     except ValueError:  # cut, as longer than the expected output

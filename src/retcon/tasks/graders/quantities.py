@@ -213,7 +213,7 @@ def parse_quantity(text: str) -> Quantity | None:
     number = parse_rational(text)
     if number is not None:
         return Quantity(number, Unit())
-    text, money = _strip_marks(_GLUED.sub(" ", _PER_POWER.sub(_per_power, text)))
+    text, money = _bare(_GLUED.sub(" ", _PER_POWER.sub(_per_power, text)))
     text = _PER_LETTER.sub(rf" per {_MARK}\1", text)
     if len(text) > CHARS:
         return None
@@ -237,7 +237,7 @@ def split_unit(text: str) -> tuple[str, Unit]:
     found = _UNITS.search(text, max(0, len(text) - CHARS))
     if found is None:
         return text.strip(), Unit(money=money)
-    core, words = text[: found.start()].strip(), _mark_words(found[0])
+    core, words = text[: found.start()].strip(), _marked(found[0])
     unit = _unit("", words, money) if core and core[-1] not in "+-*/=^_,<>(" else None
     return (text.strip(), Unit(money=money)) if unit is None else (core, unit)
 
@@ -246,10 +246,10 @@ def same_measures(answer: str, other: str) -> bool | None:
     """Compare several numbers with units (`3 hours 20 minutes`). None for another kind of `answer`. The pairing of
     numbers and units counts where both have the same units. A bare letter (`540 m`) is a unit where the other side has
     it."""
-    if _same_by_letter(answer, other) or _same_by_letter(other, answer):
+    if _lettered(answer, other) or _lettered(other, answer):
         return True
     ours = parse_measures(answer)
-    if ours is None or not all(_neutral(word) for _, unit in ours for word in unit.split()):
+    if ours is None or not all(_plain(word) for _, unit in ours for word in unit.split()):
         return None
     theirs = parse_measures(other) or []
     if {unit for _, unit in ours} == {unit for _, unit in theirs}:
@@ -260,7 +260,7 @@ def same_measures(answer: str, other: str) -> bool | None:
     )
 
 
-def _same_by_letter(text: str, other: str) -> bool:
+def _lettered(text: str, other: str) -> bool:
     found, theirs = _LETTERED.fullmatch(text), parse_quantity(other)
     if found is None or theirs is None:
         return False
@@ -270,7 +270,7 @@ def _same_by_letter(text: str, other: str) -> bool:
 
 def parse_measures(text: str) -> list[tuple[Fraction, str]] | None:
     """Parse two or more numbers with their units, in order; None for other texts."""
-    text, _ = _strip_marks(text)
+    text, _ = _bare(text)
     if len(text) > CHARS:
         return None
     before, *parts = _COUNT.split(text)
@@ -297,10 +297,10 @@ def shorten_meridiem(text: str) -> str:
     return _MERIDIEM.sub(r"\1m", text)
 
 
-def _strip_marks(text: str) -> tuple[str, str]:
+def _bare(text: str) -> tuple[str, str]:
     """Remove markup, put _MARK before each word of `\\text{…}`, and return the text and its currency."""
     text = text.replace("¢", " cents ")
-    text = _mark_words(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
+    text = _marked(_POWER.sub(_in_words, _DEGREES.sub(_in_degrees, text)))
     money = _money(text)
     text = strip_markup(_MONEY.sub(" ", text))
     return text.replace("{,}", ",").replace(r"\!", "").strip("*_`# \n").strip(), money
@@ -324,7 +324,7 @@ def _in_words(found: re.Match[str]) -> str:
     return rf"\text{{{word} {_POWERS[found[2]]}}}"
 
 
-def _mark_words(text: str) -> str:
+def _marked(text: str) -> str:
     text = shorten_meridiem(text)
     return _TEXT.sub(lambda found: _WORD.sub(lambda word: f"{_MARK}{word[0]}", f" {found[1]} "), text)
 
@@ -335,29 +335,29 @@ def _unit(before: str, behind: str, money: str) -> Unit | None:
     if not _AROUND.fullmatch(before) or not _AROUND.fullmatch(behind):
         return None
     front, words = ([word.casefold() for word in _WORD.findall(part)] for part in (before, behind))
-    if any(FRONT.fullmatch(word.strip(_MARK)) for word in front) or _is_factor(words):
+    if any(FRONT.fullmatch(word.strip(_MARK)) for word in front) or _times(words):
         return None
     follow = [*words[1:], ""][: len(words)]
-    if not all(_neutral(word) for word in front):
+    if not all(_plain(word) for word in front):
         return None
-    if not all(_keeps_number(word, next_) for word, next_ in zip(words, follow, strict=True)):
+    if not all(_reads(word, next_) for word, next_ in zip(words, follow, strict=True)):
         return None
-    unit = _build_unit([word.strip(_MARK) for word in words])
+    unit = _of([word.strip(_MARK) for word in words])
     leading = frozenset(singular(word.strip(_MARK)) for word in front if not SPOKEN.fullmatch(word.strip(_MARK)))
     if unit.noun in _CURRENCIES:
         unit, money = unit._replace(noun=""), money or unit.noun
     return unit._replace(money=money, front=leading)
 
 
-def _keeps_number(word: str, follows: str) -> bool:
+def _reads(word: str, follows: str) -> bool:
     """Return whether a word after a number does not change it."""
     if word == "a":
         return len(follows) > 2
     noun_follows = follows != "" and not ENDS.fullmatch(follows.strip(_MARK))
-    return _neutral(word) or (noun_follows and NOUNS.fullmatch(word.strip(_MARK)) is not None and _neutral(follows))
+    return _plain(word) or (noun_follows and NOUNS.fullmatch(word.strip(_MARK)) is not None and _plain(follows))
 
 
-def _is_factor(words: list[str]) -> bool:
+def _times(words: list[str]) -> bool:
     """Return whether a number is a percentage or a factor: `18 per cent`, `18 times as many`."""
     plain = [word.strip(_MARK) for word in words]
     return any(
@@ -365,11 +365,11 @@ def _is_factor(words: list[str]) -> bool:
     )
 
 
-def _build_unit(words: list[str]) -> Unit:
+def _of(words: list[str]) -> Unit:
     power, per, kept = 1, "", list[str]()
     for n, word in enumerate(words):
         if EACH.fullmatch(word):
-            per = _denominator(words[n + 1 :])
+            per = _counted_by(words[n + 1 :])
             break
         if ENDS.fullmatch(word) and not (word == "in" and words[n + 1 : n + 2] in ([], ["per"])):
             break
@@ -383,12 +383,12 @@ def _build_unit(words: list[str]) -> Unit:
     return Unit("", 1, per) if counted in _ANY else Unit(counted, power, per)
 
 
-def _denominator(words: list[str]) -> str:
+def _counted_by(words: list[str]) -> str:
     """Return the noun after `per`, with its power: `second2`."""
     power = next((str(_RAISED[word]) for word in words if word in _RAISED), "")
     counted = next((singular(word) for word in words if word not in _RAISED), "".join(words))
     return counted and f"{counted}{power}"
 
 
-def _neutral(word: str) -> bool:
+def _plain(word: str) -> bool:
     return is_neutral(word.strip(_MARK), marked=word.startswith(_MARK))

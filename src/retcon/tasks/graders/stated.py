@@ -65,20 +65,20 @@ def find_stated(reply: str) -> str | None:
     words = None
     for match in list(_ANSWER_IS.finditer(text))[-1:]:
         line = text[match.end() :].lstrip().partition("\n")[0]
-        found = _first_answer(line)
+        found = _first(line)
         if found is not None:
             return found
-        words = _short_answer(line)
-    return _find_displayed(text) or _only_answer(_END.split(text.rpartition("\n")[2])[-1]) or words
+        words = _name(line)
+    return _displayed(text) or _only(_END.split(text.rpartition("\n")[2])[-1]) or words
 
 
-def _short_answer(line: str) -> str | None:
+def _name(line: str) -> str | None:
     """Return an answer of a few words: `The answer is New York.`"""
     name = _CLAUSE.split(line)[0].strip(". " + _AROUND)
     return rf"\text{{{name}}}" if _NAME.fullmatch(name) else None
 
 
-def _first_answer(line: str) -> str | None:
+def _first(line: str) -> str | None:
     """Return the answer at the beginning of the text after `the answer is`, or its only one."""
     line = BOLD.sub(r"\1", line).strip(_AROUND)
     formula = FORMULA.match(line)
@@ -89,10 +89,10 @@ def _first_answer(line: str) -> str | None:
         begins = _NUMBER.match(clause) if "=" not in FORMULA.sub("", clause) else None
         if begins is not None and begins[0].strip():
             return _number(clause, begins)
-    return _only_answer(line)
+    return _only(line)
 
 
-def _only_answer(line: str) -> str | None:
+def _only(line: str) -> str | None:
     line = BOLD.sub(r"\1", line).strip(_AROUND)
     line = line.rstrip("." + _AROUND)
     if _is_formula(line):
@@ -141,10 +141,10 @@ def _number(text: str, found: re.Match[str]) -> str | None:
     share = number.endswith("%") or unit.casefold() in ("percent", "per cent", "pct")
     if _JOINED.match(after) and (not unit or share or _AND.match(after)):
         return None
-    return _add_unit(number, unit, after)
+    return _counted(number, unit, after)
 
 
-def _add_unit(value: str, unit: str, after: str) -> str | None:
+def _counted(value: str, unit: str, after: str) -> str | None:
     """Return a number or formula with its unit; None for a factor (`5 times as many`) or inside a calculation."""
     if _MORE.match(after):
         return None
@@ -173,10 +173,10 @@ def _formulas(line: str, found: re.Match[str]) -> str | None:
     if _OPERATOR.match(rest):
         return None
     unit, after = _unit(rest)
-    return None if _JOINED.match(after) else _add_unit(", ".join(formulas), unit, after)
+    return None if _JOINED.match(after) else _counted(", ".join(formulas), unit, after)
 
 
-def _find_displayed(text: str) -> str | None:
+def _displayed(text: str) -> str | None:
     """Return a displayed formula at the end."""
     text = text.rstrip(". \n")
     for opens, closes in _DISPLAYS:

@@ -69,16 +69,16 @@ _BRACKET = re.compile(r"[{}()]")
 
 def to_latex(text: str) -> str:
     """Convert a text to LaTeX without formula marks, spacing and sizes."""
-    text = BOLD.sub(r"\1", FORMULA.sub(_inside, _replace_symbols((find_boxed(text) or text).strip())))
+    text = BOLD.sub(r"\1", FORMULA.sub(_inside, _typed((find_boxed(text) or text).strip())))
     text = _MARKS.sub("", _MONEY.sub(r"\$", text)).strip("`")
     text = _SPACE.sub(lambda found: " " if found[0].replace(r"\!", "") else "", _GROUP.sub(",", text))
-    text = _IMAGINARY.sub("i", _EMPTY.sub(r"\\emptyset ", _SPACED.sub(_join_digits, _TEXT.sub(r"\\text", text))))
+    text = _IMAGINARY.sub("i", _EMPTY.sub(r"\\emptyset ", _SPACED.sub(_joined, _TEXT.sub(r"\\text", text))))
     text = _ANGLES.sub(lambda found: "(" if found[0].startswith(r"\l") else ")", _SIZES.sub("", text))
     text = _CLOCK_IN_TEXT.sub(r"\1\\text{", text)
     text = _CLOCK.sub(_clock, _DOTS.sub(r"\\text{dots}", text)).strip()
     text = text.removesuffix(".").strip() or text
     text = _ANGLE.sub(lambda found: _DEGREES.sub(r"\\cdot\\frac{\\pi}{180}", found[0]), text)
-    return _add_braces(text, MOST_DEEP) if "\\" in text or "**" in text or "sqrt" in text else text
+    return _braced(text, MOST_DEEP) if "\\" in text or "**" in text or "sqrt" in text else text
 
 
 def has_list(text: str) -> bool:
@@ -121,7 +121,7 @@ def to_ratio(text: str, other: str) -> str:
     return rf"\frac{{{found[1]}}}{{{found[2]}}}" if found is not None and _RATIO.fullmatch(other) else text
 
 
-def _join_digits(found: re.Match[str]) -> str:
+def _joined(found: re.Match[str]) -> str:
     """Join a number whose thousands are divided by spaces."""
     return found[0].replace(" ", "")
 
@@ -135,7 +135,7 @@ def _inside(found: re.Match[str]) -> str:
     return next(filter(None, found.groups()), "")
 
 
-def _replace_symbols(text: str) -> str:
+def _typed(text: str) -> str:
     if text.isascii():
         return text
     text = _PART.sub(_fraction, text)
@@ -149,9 +149,9 @@ def _fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{above}}}{{{below}}}"
 
 
-def _add_braces(text: str, deep: int) -> str:
+def _braced(text: str, deep: int) -> str:
     r"""Put arguments of fractions, roots and powers in braces: `\frac\pi2`, `\sqrt6`, `x**10`, `x^(n+1)`, `sqrt(2)`."""
-    parts, at, closed = list[str](), 0, _match_brackets(text)
+    parts, at, closed = list[str](), 0, _closed(text)
     while deep and (found := _NEXT.search(text, at)) is not None:
         parts.append(text[at : found.start()])
         at, raised = found.end(), found["raised"] is not None
@@ -164,12 +164,12 @@ def _add_braces(text: str, deep: int) -> str:
                 break
             arguments.append(argument)
         else:  # recursion only here: a second one would double the time at each level
-            parts.append(name + "".join(f"{{{_add_braces(argument, deep - 1)}}}" for argument in arguments))
+            parts.append(name + "".join(f"{{{_braced(argument, deep - 1)}}}" for argument in arguments))
             at = end
     return "".join((*parts, text[at:]))
 
 
-def _match_brackets(text: str) -> dict[int, int]:
+def _closed(text: str) -> dict[int, int]:
     """Map the position of each closed brace and bracket to that of its closing one."""
     ends, opened = dict[int, int](), {closes: list[int]() for closes in _CLOSES.values()}
     for found in _BRACKET.finditer(text):

@@ -98,7 +98,7 @@ _OTHER = re.compile(r"(?<![A-Za-z0-9'’])(?:[B-HJ](?![A-Za-z0-9'’])|[AI](?=[.
 def read_label(text: str) -> str | None:
     """Read a letter (`B`, `(b)`) or a label (`B. 12`, `(B) 12`), in upper case. None for other texts, and for several
     options (`B. 12 or C`, `(B) 12, (C) 13`)."""
-    alone = _single_letter(text)
+    alone = _alone(text)
     if alone is not None or (label := _LABEL.fullmatch(text)) is None:
         return alone
     first, option = (label[1] or label[2]).upper(), label[3]
@@ -110,22 +110,22 @@ def find_choice(text: str) -> str | None:
     """Find the letter that a reply chooses, in upper case; None for none or several. It is the last one announced
     without doubt (`the answer is B`), else one called right (`B is correct`), else the reply itself or its label
     (`B. Paris`)."""
-    alone = _single_letter(text)
+    alone = _alone(text)
     if alone is not None:
         return alone
     right = list(_IS_RIGHT.finditer(text))
     rest = _IS_RIGHT.sub(r"\1\2 ", text)  # "B is the correct answer. A is not" does not choose A
-    last = next(filter(partial(_is_meant, rest), reversed(_find_announcements(rest))), None)
+    last = next(filter(partial(_meant, rest), reversed(_announced(rest))), None)
     if last is not None:
         return _letter(last) if _OR_ANOTHER.match(rest, last.end()) is None else None
-    return _claimed_letter(text, right) if right else _leading_letter(text)
+    return _claimed(text, right) if right else _begun(text)
 
 
-def _find_announcements(text: str) -> list[re.Match[str]]:
+def _announced(text: str) -> list[re.Match[str]]:
     return sorted([*_ANNOUNCEMENT.finditer(text), *_SO.finditer(text)], key=lambda found: found.end())
 
 
-def _is_meant(text: str, found: re.Match[str]) -> bool:
+def _meant(text: str, found: re.Match[str]) -> bool:
     """Return whether an announcement is not a question, and its clause has no doubt."""
     before = _CLAUSE.split(text[max(found.start() - 100, 0) : found.start()])[-1]
     return _DOUBT.search(before) is None and _OPEN.match(text, found.end()) is None
@@ -135,11 +135,11 @@ def _letter(found: re.Match[str]) -> str:
     return str(next(filter(None, found.groups()))).upper()
 
 
-def _leading_letter(text: str) -> str | None:
+def _begun(text: str) -> str | None:
     """Find the letter, alone or a label, in a reply's only line, or in its first paragraph if the rest names no other
     option and retracts nothing."""
     first, _, after = text.partition("\n")
-    alone = _single_letter(first.strip("* "))
+    alone = _alone(first.strip("* "))
     if after and (not after.startswith("\n") or _OTHER.search(after) or _RETRACTS.search(after)):
         return None
     if alone is not None:
@@ -148,7 +148,7 @@ def _leading_letter(text: str) -> str | None:
     return read_label(first.strip("* ")) if label is not None and not _WEIGHED.search(label[3]) else None
 
 
-def _claimed_letter(text: str, right: Sequence[re.Match[str]]) -> str | None:
+def _claimed(text: str, right: Sequence[re.Match[str]]) -> str | None:
     """Find the only letter that a reply itself calls right, unless it then chooses another one."""
     letters = {found[1] or found[2] for found in right}
     others = {one[1] or one[2] for one in _ANOTHER.finditer(text, right[0].end())}
@@ -156,7 +156,7 @@ def _claimed_letter(text: str, right: Sequence[re.Match[str]]) -> str | None:
     return letters.pop() if len(letters) == 1 and others <= letters and claims else None
 
 
-def _single_letter(text: str) -> str | None:
+def _alone(text: str) -> str | None:
     found = _ALONE.fullmatch(text)
     return found[1].upper() if found is not None else None
 
@@ -208,7 +208,7 @@ def final_answer(reply: str) -> str | None:
     r"""Return the answer that a reply marks, or None. The mark is that of `find_marked`, else the last
     `<answer>…</answer>`. Thinking counts only if nothing follows it."""
     found = find_marked(reply)
-    return _tag_content(visible_reply(reply)) if found is None else found
+    return _tagged(visible_reply(reply)) if found is None else found
 
 
 def find_marked(reply: str) -> str | None:
@@ -218,7 +218,7 @@ def find_marked(reply: str) -> str | None:
     found = find_boxed(reply)
     if found is not None:
         return found
-    reply = _tag_content(reply) or reply
+    reply = _tagged(reply) or reply
     after: list[str] = []
     for line in reversed(reply.split("\n")) if MARK in reply else ():
         before, mark, answer = (part.strip() for part in line.rpartition(MARK))
@@ -236,7 +236,7 @@ def strip_thinking(reply: str) -> str:
     """Return a reply without thinking, or its last `<answer>…</answer>`. Marks of Qwen3, Mistral and gpt-oss end
     thinking."""
     rest = _THOUGHT.split(reply)[-1]
-    return _tag_content(rest) or rest
+    return _tagged(rest) or rest
 
 
 def visible_reply(reply: str, programs: Iterable[tuple[int, int]] = ()) -> str:
@@ -249,7 +249,7 @@ def visible_reply(reply: str, programs: Iterable[tuple[int, int]] = ()) -> str:
     return rest if SPECIAL.sub("", rest).strip() else reply
 
 
-def _tag_content(reply: str) -> str | None:
+def _tagged(reply: str) -> str | None:
     """Return the content of the last `<answer>…</answer>`; None if missing or empty."""
     before, _, _ = reply.rpartition("</answer>")
     _, opened, inside = before.rpartition("<answer>")
@@ -345,7 +345,7 @@ def chosen_letter(reply: str) -> str | None:
     if marked is not None:
         return read_letter(marked)
     text = strip_markup(strip_thinking(reply))
-    tagged = _tag_content(_THOUGHT.split(reply)[-1]) is not None
+    tagged = _tagged(_THOUGHT.split(reply)[-1]) is not None
     return find_choice(text) or (find_choice(f"Answer: {text}") if tagged else None)
 
 

@@ -174,37 +174,37 @@ class _Definitions:
                 self._places[id(statement)] = len(self._places)
                 self.bound.add(statement.name)
                 continue
-            self.bound |= _bound_names(statement)
+            self.bound |= _stored(statement)
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 self._import(statement)
             elif isinstance(statement, ast.Assign) and self._by_runner(statement.value):
-                self._runners |= _bound_names(statement)
+                self._runners |= _stored(statement)
 
     def checks(self, statement: ast.stmt) -> bool:
         """Return whether an answer can make it fail; endless assignments do not count."""
         if isinstance(statement, _DEFINES):
             return False
-        there = (self.bound | _bound_names(statement) | {*dir(builtins), "__file__"}) - _ANYTHING
+        there = (self.bound | _stored(statement) | {*dir(builtins), "__file__"}) - _ANYTHING
         if isinstance(statement, ast.If | ast.Try):
-            condition = _used_names(statement.test) if isinstance(statement, ast.If) else set()
+            condition = _loaded(statement.test) if isinstance(statement, ast.If) else set()
             return not condition <= there or any(map(self.checks, _flat([statement])))
         if isinstance(statement, ast.Assign | ast.Expr) and self._by_runner(statement.value):
             return False
         assigns = isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign)
-        if _asserts(statement) or (not assigns and not _used_names(statement) <= there):
+        if _asserts(statement) or (not assigns and not _loaded(statement) <= there):
             return True  # the latter uses definitions of the answer
         return any(self._is_test(node) or _asserts(node) for node in self.reached([statement]))
 
     def reached(self, nodes: Iterable[ast.AST]) -> Iterator[Defined]:
         """Yield the definitions that these nodes name, directly or through others."""
-        names = {name for node in nodes for name in _used_names(node)}
+        names = {name for node in nodes for name in _loaded(node)}
         seen: set[str] = set()
         while names:
             name = names.pop()
             seen.add(name)
             if (node := self.defined.get(name)) is not None:
                 yield node
-                names |= _used_names(node) - seen
+                names |= _loaded(node) - seen
 
     def calls(self, node: Defined) -> Iterator[str]:
         """Yield the calls of a test: one per method of a class, none for other definitions."""
@@ -295,13 +295,13 @@ def _flat(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
             yield node
 
 
-def _bound_names(node: ast.AST) -> set[str]:
+def _stored(node: ast.AST) -> set[str]:
     """Return the names that a statement binds."""
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     return names | {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
 
 
-def _used_names(node: ast.AST) -> set[str]:
+def _loaded(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
 
 
@@ -419,7 +419,7 @@ _UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 def read_tests(task: Task) -> Tests:
     """Read the tests of a task. Raises ValueError, naming the task, for missing or unreadable tests."""
     try:
-        found = _find_tests(task.answer, task.meta)
+        found = _found(task.answer, task.meta)
     except _UNREADABLE as error:
         raise ValueError(f"task {task.id}: its tests cannot be read: {error!s:.300}") from None
     if found is None or not found.cases:
@@ -453,7 +453,7 @@ def check_readable(answer: str, meta: Mapping[str, object]) -> None:
     """Raise ValueError for unreadable tests of a row; packed ones are not read, as that takes long."""
     unpacked = {name: value for name, value in meta.items() if name not in _LIVECODEBENCH or not _is_packed(value)}
     try:
-        found = _find_tests(answer, unpacked)
+        found = _found(answer, unpacked)
         if len(unpacked) == len(meta) and (found is None or not found.cases):
             raise ValueError("it has no tests")
     except _UNREADABLE as error:
@@ -463,10 +463,10 @@ def check_readable(answer: str, meta: Mapping[str, object]) -> None:
 def _python_tests(meta: Mapping[str, object]) -> Tests | None:
     """Read tests in Python; None without any. Raises ValueError where they would check nothing."""
     setup = _text(meta.get("test_setup_code"))
-    if tests := _parse_cases(meta.get("tests")):
+    if tests := _listed(meta.get("tests")):
         if isinstance(tests, str):
             if _is_value(tests):
-                raise ValueError(f"'tests' {_explain_unread(tests)}")
+                raise ValueError(f"'tests' {_unread(tests)}")
             return _python([tests], setup) if tests.strip() else None
         are_python = not isinstance(tests, Mapping) and isinstance(tests[0], str)
         return _python(list(map(str, tests)), setup) if are_python else None
@@ -484,7 +484,7 @@ def _pieces(meta: Mapping[str, object], name: str) -> list[str]:
     found = parse_value(meta.get(name)) or ()
     if isinstance(found, str):
         if _is_value(found):
-            raise ValueError(f"'{name}' {_explain_unread(found)}")
+            raise ValueError(f"'{name}' {_unread(found)}")
         return [found]
     return list(map(str, found))
 
@@ -500,10 +500,10 @@ def _is_value(text: str) -> bool:
     return isinstance(only, ast.Expr) and isinstance(only.value, ast.List | ast.Dict | ast.Set)
 
 
-def _find_tests(answer: str, meta: Mapping[str, object]) -> Tests | None:
+def _found(answer: str, meta: Mapping[str, object]) -> Tests | None:
     if (found := _python_tests(meta)) is not None:
         return found
-    if tests := _parse_cases(meta.get("tests")):
+    if tests := _listed(meta.get("tests")):
         return None if isinstance(tests, str) else _cases(tests, _function_of(meta))
     if public := [name for name in _LIVECODEBENCH if meta.get(name)]:
         cases = [case for name in public for case in _livecodebench(meta[name])]
@@ -539,7 +539,7 @@ def _python(codes: Sequence[str], before: str, body_of: tuple[str, str] | None =
 def _cases(written: Any, function: str | None) -> Tests:
     """Read cases. function: default of cases that name none."""
     if isinstance(written, str):
-        raise ValueError(f"a text of cases {_explain_unread(written)}")
+        raise ValueError(f"a text of cases {_unread(written)}")
     if isinstance(written, Mapping):
         called = _text(written.get("fn_name")) or function
         inputs, outputs = written["inputs"], written["outputs"]
@@ -552,7 +552,7 @@ def _cases(written: Any, function: str | None) -> Tests:
 
 def _case(case: Mapping[str, Any], function: str | None) -> Case:
     own = _function_of(case)
-    if called := _called_function(case, own or function):
+    if called := _called(case, own or function):
         return _call(called, case["input"], case["output"], listed=bool(own))
     return Stdio(_lines(case["input"]), _lines(case["output"]), exact="testtype" in case)
 
@@ -562,7 +562,7 @@ def _call(function: str, given: Any, expected: Any, *, listed: bool = True) -> C
     return Call(function, _arguments(given), _values(expected, listed))
 
 
-def _called_function(case: Mapping[str, Any], function: str | None) -> str | None:
+def _called(case: Mapping[str, Any], function: str | None) -> str | None:
     """Return the function that a case calls, None for a program's input and output. Raises ValueError for a call
     without a function's name."""
     kind = _text(case.get("testtype")) or _text(case.get("type"))
@@ -594,7 +594,7 @@ def _livecodebench(written: Any) -> Sequence[Mapping[str, Any]]:
         written = unpack(written)
     cases = parse_value(written) or ()
     if isinstance(cases, str):
-        raise ValueError(f"a text of cases {_explain_unread(cases)}")
+        raise ValueError(f"a text of cases {_unread(cases)}")
     found: Sequence[Mapping[str, Any]] = cases
     return found
 
@@ -621,7 +621,7 @@ def list_pieces(tests: object) -> list[str] | None:
     if isinstance(tests, str) and not _LISTS_TEXTS.match(tests):
         return None  # many have megabytes
     try:
-        found = _parse_cases(tests)
+        found = _listed(tests)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
@@ -633,12 +633,12 @@ def _function_named(row: Mapping[str, object]) -> str | None:
     written = row.get("input_output") or row.get("tests")
     if isinstance(written, str) and "fn_name" not in written and "func_name" not in written:
         return None  # many have megabytes
-    cases = _parse_cases(written)
+    cases = _listed(written)
     first = cases[0] if isinstance(cases, list) and cases else cases
     return _function_of(first) if isinstance(first, Mapping) else None
 
 
-def _parse_cases(tests: object) -> Any:
+def _listed(tests: object) -> Any:
     """Parse a value with `parse_value`, and each item if all are cases."""
     found = parse_value(tests)
     cases = [parse_value(case) for case in found] if isinstance(found, list) else []
@@ -669,7 +669,7 @@ def numpy_error(value: object) -> str:
     )
 
 
-def _explain_unread(text: str) -> str:
+def _unread(text: str) -> str:
     """Return why a text that should list something was not read."""
     why = f"can be read neither as JSON nor as lists and objects that Python writes: {text!r:.40}"
     return numpy_error(text) or why

@@ -93,10 +93,10 @@ def _rows(path: Path) -> Iterator[Row]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield Row(_decode_row(line, where := f"{path}, line {number}"), number, where)
+                yield Row(_decoded(line, where := f"{path}, line {number}"), number, where)
 
 
-def _decode_row(line: bytes, where: str) -> dict[str, object]:
+def _decoded(line: bytes, where: str) -> dict[str, object]:
     try:
         row = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -111,9 +111,9 @@ def _task(row: Row, convention: Convention | None) -> tuple[list[str], Task]:
     id, question = columns.get("id"), columns.get("question")
     ids = [str(id)] if isinstance(id, str | int) else []
     if item is not None:
-        ids += [item.id, _question_id(item.question)]
+        ids += [item.id, _named(item.question)]
     if id is None and question is not None:
-        ids.append(_question_id(str(question)))
+        ids.append(_named(str(question)))
     if not (ids := [id for id in dict.fromkeys(ids) if id]):
         raise RecordError(f"{row.where}: {reason or NO_TASK}")
     answer = columns.get("answer", "")
@@ -136,7 +136,7 @@ def _read_given(columns: Columns, convention: Convention | None) -> tuple[Item |
     return item, ""
 
 
-def _question_id(question: str) -> str:
+def _named(question: str) -> str:
     return question_key(question)[:NAMED]
 
 
@@ -196,7 +196,7 @@ def find_tasks(files: Iterable[Path], wanted: set[str], given: Path | None) -> d
         found = {}
         for about in _manifests(files):
             try:
-                for task in _draw_tasks(about, len(wanted)):
+                for task in _drawn(about, len(wanted)):
                     if len(found) == len(wanted):
                         break
                     if task.id in wanted:
@@ -279,7 +279,7 @@ def _manifest_files(files: Iterable[Path]) -> list[Path]:
     return [path for folder in folders for name in ("run.json", "result.json") if (path := folder / name).is_file()]
 
 
-def _draw_tasks(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
+def _drawn(about: Mapping[str, Any], wanted: int) -> Iterator[Task]:
     """Draw the tasks of a run or evaluation, and more: too long ones as well, as no tokens are counted here. Raises
     DataError, MissingExtra, RecipeError for an unavailable task set."""
     recipe = about.get("recipe") or {}
@@ -408,7 +408,7 @@ def regrade(job: RegradeJob, on_progress: Callable[[int, int], None]) -> list[Re
         for path, name in files:
             target = job.out / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            jsonl.write(target, _apply_results(path, name, known))
+            jsonl.write(target, _scored(path, name, known))
         write_json(job.out / ABOUT, {**about, "finished": True})
     return [known[name, n] for _, name in files for n in range(len(ids[name]))]
 
@@ -449,7 +449,7 @@ def _parts(job: RegradeJob, files: Sequence[tuple[Path, str]], ids: Mapping[str,
 async def _check_answers(job: RegradeJob, part: _Part) -> None:
     """Raise RecordError for a task of the given file without an answer, or what else its grader needs."""
     async with Grading(part.settings) as grading:
-        for task in (_with_grader(task, job.by) for task in part.tasks.values()):
+        for task in (_graded_by(task, job.by) for task in part.tasks.values()):
             if is_answered(task, grading.name_for(task)):
                 continue
             try:
@@ -475,15 +475,15 @@ async def _grade(
         async def work() -> None:
             for name, n, trajectory in todo:  # shared: each takes the next
                 if job.by is None and isinstance(trajectory.returned, float):
-                    add(_keep_reward(trajectory, name, n))
+                    add(_kept(trajectory, name, n))
                     continue
-                add(await _regrade(grading, _with_grader(part.tasks[trajectory.task], job.by), trajectory, name, n))
+                add(await _regrade(grading, _graded_by(part.tasks[trajectory.task], job.by), trajectory, name, n))
 
         await gather_or_cancel(work() for _ in range(job.at_once))
 
 
 async def _regrade(grading: Grading, task: Task, trajectory: Trajectory, name: str, n: int) -> RegradeResult:
-    graded, outcome = await grading.judge(task, _as_ended(trajectory))
+    graded, outcome = await grading.judge(task, _ended(trajectory))
     score, right = (outcome.score, outcome.right) if isinstance(outcome, Verdict) else (None, None)
     return RegradeResult(
         name, n, trajectory.id, trajectory.reward, graded.reward, score, outcome.why, graded.answer, graded.stop, right,
@@ -491,13 +491,13 @@ async def _regrade(grading: Grading, task: Task, trajectory: Trajectory, name: s
     )  # fmt: skip
 
 
-def _keep_reward(trajectory: Trajectory, name: str, n: int) -> RegradeResult:
+def _kept(trajectory: Trajectory, name: str, n: int) -> RegradeResult:
     """Return the result of a rollout that keeps the reward of its harness."""
     reward, why = trajectory.reward, "the reward that its harness returned"
     return RegradeResult(name, n, trajectory.id, reward, reward, None, why, trajectory.answer, trajectory.stop)
 
 
-def _as_ended(trajectory: Trajectory) -> Trajectory:
+def _ended(trajectory: Trajectory) -> Trajectory:
     """Return the trajectory to grade; one that was lost in grading after its answer counts as ended."""
     if isinstance(trajectory.returned, str):
         return with_returned_reply(trajectory)
@@ -506,11 +506,11 @@ def _as_ended(trajectory: Trajectory) -> Trajectory:
     return trajectory
 
 
-def _with_grader(task: Task, by: str | None) -> Task:
+def _graded_by(task: Task, by: str | None) -> Task:
     return task if by is None else replace(task, meta={**task.meta, "grader": by})
 
 
-def _apply_results(path: Path, name: str, known: Mapping[tuple[str, int], RegradeResult]) -> Iterator[Trajectory]:
+def _scored(path: Path, name: str, known: Mapping[tuple[str, int], RegradeResult]) -> Iterator[Trajectory]:
     for n, trajectory in enumerate(jsonl.read(path)):
         one = known[name, n]
         graded = replace(trajectory, reward=one.reward, answer=one.answer, reason=one.why or None)

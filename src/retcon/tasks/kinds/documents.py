@@ -255,7 +255,7 @@ class DocumentTasks:
         return Task(f"documents/{kind}/{digest[:12]}", asked, solve(text) or NONE, self.system, meta)
 
     def grade(self, task: Task, trajectory: Trajectory) -> Trajectory:
-        children = tuple(map(_grade_subcalls, trajectory.children))
+        children = tuple(map(_graded_below, trajectory.children))
         answered = trajectory.turns and trajectory.stop == "answer"
         text = "".join(s.text for s in trajectory.turns[-1].segments) if answered else ""
         answer = as_answer(_without_marks(text)) if answered else None
@@ -282,9 +282,9 @@ def _without_marks(text: str) -> str:
     return _MARK.sub(" ", text)
 
 
-def _grade_subcalls(child: Trajectory) -> Trajectory:
+def _graded_below(child: Trajectory) -> Trajectory:
     """Give a model call a reward, where it asks one of QUESTIONS."""
-    child = replace(child, children=tuple(map(_grade_subcalls, child.children)))
+    child = replace(child, children=tuple(map(_graded_below, child.children)))
     expected = solve(_without_marks("".join(segment.text for segment in child.prompt)))
     if expected is None or child.stop == "infrastructure":
         return child

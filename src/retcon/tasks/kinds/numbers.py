@@ -382,7 +382,7 @@ WEAK = Rates()
 
 
 @dataclass(frozen=True, slots=True)
-class CallOutcome:
+class Seen:
     """The teacher's view of a call: its output, and whether that is the requested number."""
 
     worked: bool
@@ -402,7 +402,7 @@ def write_code(step: Step, rng: random.Random, *, after_error: bool, rates: Rate
 
 
 def reply(
-    problem: NumberProblem, seen: Sequence[CallOutcome], rng: random.Random, rates: Rates = WEAK
+    problem: NumberProblem, seen: Sequence[Seen], rng: random.Random, rates: Rates = WEAK
 ) -> tuple[str, str | None]:
     """Write the teacher's next turn after these calls: its words, and its code or None for the answer."""
     values = [s.output for s in seen if s.worked]
@@ -421,7 +421,7 @@ def next_turn(
     problem: NumberProblem, printed: Sequence[str], rng: random.Random, *, rates: Rates = WEAK
 ) -> tuple[str, str | None]:
     """Write the next turn, as a `Lesson`; an output other than a number counts as a failure."""
-    return reply(problem, [CallOutcome(_is_number(text), text) for text in printed], rng, rates)
+    return reply(problem, [Seen(_is_number(text), text) for text in printed], rng, rates)
 
 
 def _is_number(text: str) -> bool:

@@ -1,1 +1,1 @@
-"""The algorithms of [rl], one per file, which gives it its name: advantage, loss and its own keys."""
+"""Algorithms of [rl], one per file of that name: advantage, loss and keys."""

@@ -1,5 +1,6 @@
-"""CISPO (MiniMax-M1, arXiv 2506.13585): the importance weight is clipped, not the update, so that the rare tokens which
-PPO's clip drops after the first minibatch keep their gradient (equations 4 and 5); the mean over all tokens.
+"""CISPO (MiniMax-M1, arXiv 2506.13585): the importance weight is clipped, not the update.
+
+So rare tokens that PPO's clip drops after the first minibatch keep their gradient (equations 4, 5). Mean over tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
 
 
 class Cispo(RLSection):
-    """`algorithm = "cispo"`. The paper has no lower bound (section 3.1) and does not tell its upper one."""
+    """Section `algorithm = "cispo"`. The paper has no lower bound (section 3.1) and does not give its upper one."""
 
     clip_low: Probability = Field(1.0, description="ε_low: the weight is clipped to 1 - ε_low … 1 + ε_high; 1: no "
                                   "lower bound")  # fmt: skip
@@ -31,8 +32,8 @@ class Cispo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import log_ratios, reduced, token_ratio, truncated
+        from retcon.train.objective.loss import cispo_terms, log_ratios, reduce_terms, token_ratio
 
         ratio = token_ratio(log_ratios(logprobs, batch))
-        terms = truncated(ratio, batch.advantages, logprobs, low=self.clip_low, high=self.clip_high)
-        return reduced(terms, logprobs, batch, totals, aggregate=self.aggregate, masked=masked)
+        terms = cispo_terms(ratio, batch.advantages, logprobs, low=self.clip_low, high=self.clip_high)
+        return reduce_terms(terms, logprobs, batch, totals, aggregate=self.aggregate, masked=masked)

@@ -1,5 +1,5 @@
 """DAPO (arXiv 2503.14476): GRPO's advantage (equation 9); clip-higher, ε_high > ε_low (section 3.1); the mean over all
-tokens of the minibatch (equation 8). Its dynamic sampling is `select.dynamic`, its overlong filtering and shaping are
+tokens of the minibatch (equation 8). Dynamic sampling is `select.dynamic`, overlong filtering and shaping are
 `rl.truncated` and `rl.overlong_buffer`.
 """
 
@@ -15,7 +15,7 @@ from retcon.train.objective.clipping import ClippedSection
 
 
 class Dapo(ClippedSection):
-    """`algorithm = "dapo"`. Both ε's are the paper's (section 4.1)."""
+    """Section `algorithm = "dapo"`. Both ε's are the paper's (section 4.1)."""
 
     clip_high: Rate = Field(0.28, description="ε_high")
 

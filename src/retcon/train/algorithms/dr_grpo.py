@@ -15,7 +15,7 @@ from retcon.train.objective.clipping import ClippedSection
 
 
 class DrGrpo(ClippedSection):
-    """`algorithm = "dr_grpo"`. ε: the paper's (table 6)."""
+    """Section `algorithm = "dr_grpo"`. ε: the paper's (table 6)."""
 
     loss_tokens: Positive = Field(320, description="what each rollout's sum of terms is divided by; the paper takes "
                                   "the limit on a rollout's tokens")  # fmt: skip

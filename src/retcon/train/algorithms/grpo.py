@@ -14,7 +14,7 @@ from retcon.train.objective.clipping import ClippedSection
 
 
 class Grpo(ClippedSection):
-    """`algorithm = "grpo"`. The paper has one ε, whose value it does not tell: PPO's .2."""
+    """Section `algorithm = "grpo"`. The paper has one ε without a value: PPO's .2."""
 
     @property
     def aggregate(self) -> Aggregate:

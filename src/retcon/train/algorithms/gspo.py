@@ -1,6 +1,5 @@
-"""GSPO (arXiv 2507.18071): the ratio, and its clip, of a whole sequence, as the reward is of a whole sequence: the
-geometric mean of its tokens' ratios (equation 7), with GRPO's advantage (equation 6), averaged over sequences
-(equation 5).
+"""GSPO (arXiv 2507.18071): ratio and clip of a whole sequence, like the reward: the geometric mean of its tokens'
+ratios (equation 7), with GRPO's advantage (equation 6), averaged over sequences (equation 5).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:  # the list of algorithms is read where there is no torch
 
 
 class Gspo(RLSection):
-    """`algorithm = "gspo"`. Both ε's are the paper's (section 5.1): a mean over tokens moves less than one token."""
+    """Section `algorithm = "gspo"`. The ε's are the paper's (section 5.1): a mean moves less than a token."""
 
     clip_low: float = Field(3e-4, gt=0, le=1, description="ε_low: the sequence's ratio is clipped to 1 - ε_low … "
                             "1 + ε_high")  # fmt: skip
@@ -36,8 +35,8 @@ class Gspo(RLSection):
         return grpo(rewards)
 
     def loss(self, logprobs: Tensor, batch: Batch, totals: Totals, *, masked: Tensor | None = None) -> Loss:
-        from retcon.train.objective.loss import clipped, log_ratios, reduced, sequence_ratio
+        from retcon.train.objective.loss import clip_terms, log_ratios, reduce_terms, sequence_ratio
 
         ratio = sequence_ratio(log_ratios(logprobs, batch), batch.mask)
-        terms = clipped(ratio, batch.advantages, low=self.clip_low, high=self.clip_high)
-        return reduced(terms, logprobs, batch, totals, aggregate=self.aggregate, masked=masked)
+        terms = clip_terms(ratio, batch.advantages, low=self.clip_low, high=self.clip_high)
+        return reduce_terms(terms, logprobs, batch, totals, aggregate=self.aggregate, masked=masked)

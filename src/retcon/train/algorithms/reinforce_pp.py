@@ -10,12 +10,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from retcon.train.objective.advantage import dr_grpo, normalised, scaled
+from retcon.train.objective.advantage import dr_grpo, normalize_step, scale_step
 from retcon.train.objective.clipping import ClippedSection
 
 
 class ReinforcePP(ClippedSection):
-    """`algorithm = "reinforce_pp"`."""
+    """Section `algorithm = "reinforce_pp"`."""
 
     baseline: Literal["none", "group"] = Field("group", description="what is subtracted before the step's rewards are "
         "normalised: the group's mean (REINFORCE++-baseline, section 3.2), or nothing")  # fmt: skip
@@ -25,4 +25,4 @@ class ReinforcePP(ClippedSection):
 
     def advantages_of_step(self, groups: Sequence[Sequence[float]]) -> list[list[float]]:
         found = [self.advantages(rewards) for rewards in groups]
-        return scaled(found) if self.baseline == "group" else normalised(found)
+        return scale_step(found) if self.baseline == "group" else normalize_step(found)

@@ -11,7 +11,7 @@ from retcon.train.objective.clipping import ClippedSection
 
 
 class Rloo(ClippedSection):
-    """`algorithm = "rloo"`."""
+    """Section `algorithm = "rloo"`."""
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         return rloo(rewards)

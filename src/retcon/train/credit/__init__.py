@@ -1,1 +1,1 @@
-"""The kinds of [credit], one per file: what a file defines is named by the file's name."""
+"""Kinds of [credit], one per file of that name."""

@@ -1,4 +1,4 @@
-"""Every node of a tree has its root's reward, and so its advantage (SkyRL's recipe for RLMs, pull request 1596)."""
+"""Nodes get their root's reward and advantage (SkyRL, pull request 1596)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retcon.core.types import Trajectory
 
 
 class Inherit(CreditSection):
-    """`kind = "inherit"`."""
+    """Section `kind = "inherit"`."""
 
     def rewards(self, tree: Sequence[Trajectory], reward: float) -> Mapping[str, float]:
         return {node.id: reward for node in tree}

@@ -1,12 +1,12 @@
-"""Every node has a reward of its own: Recursive Agent Optimization (RAO, arXiv 2605.06639).
+"""Each node has its own reward: Recursive Agent Optimization (RAO, arXiv 2605.06639).
 
 R(X) = s(X) + λ · the mean of s over X's children (equation 1): own success, and a bonus for delegation that succeeds,
 which does not grow with the number of children. The baseline of all nodes of a rollout is the mean reward of the roots
 of the group's other rollouts (equation 3): here a child's advantage is what the algorithm would give its root with the
 child's reward in its place, which for RLOO is that very difference.
 
-The paper scores s of a child by its environment or a judge. Here it is the reward that the task's grader gave the
-child; where it gave none, what the parent's use says: s of the parent, at most 0 for a child that gave no answer.
+The paper scores s of a child by its environment or a judge. Here it is the reward of the child by the task's grader;
+without one, s of the parent, which used the child, at most 0 for a child that gave no answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from retcon.core.types import Trajectory
 
 
 class Node(CreditSection):
-    """`kind = "node"`."""
+    """Section `kind = "node"`."""
 
     delegation: float = Field(0.0, ge=0, description="λ: a node's reward has this times the mean success of its "
                               "children besides; RAO on OOLONG: 0.4")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Roots alone are trained: what the model answers to its own programs is data to them."""
+"""Only roots are trained: answers to the model's own programs are data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from retcon.core.types import Trajectory
 
 
 class Root(CreditSection):
-    """`kind = "root"`."""
+    """Section `kind = "root"`."""
 
     def rewards(self, tree: Sequence[Trajectory], reward: float) -> Mapping[str, float]:
         return {tree[0].id: reward}

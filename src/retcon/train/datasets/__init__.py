@@ -1,1 +1,1 @@
-"""What supervised and preference training learn from."""
+"""Data of supervised and preference training."""

@@ -1,6 +1,6 @@
-"""Demonstrations to learn from: our own trajectories, by their ids; anyone's transcripts, through the model's template.
+"""Demonstrations as samples: Retcon's trajectories by ids, transcripts by the model's template.
 
-The formats are those of `retcon purify`, so that what it wrote can be learnt from.
+The formats are those of `retcon purify`, so that training reads its output.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from retcon.transcripts.types import Json, Speakers
 
 _TEXT = ("content", "value")
 _BESIDE_CONTENT = ("tool_calls", "function_call", "refusal", *REASONING)
-"""What a message may say without a text."""
+"""Content of a message besides text."""
 _NAMES = {"role", "from", "id", "tool_call_id", "name"}
-"""What says of a tool's output only which it is."""
+"""Keys that only identify a tool's output."""
 _BETWEEN = re.compile(r"reasoning|item_reference|compaction|mcp_\w+|\w+_(?:call|output)")
-"""Types of the Responses API's items that are no messages."""
+"""Types of the Responses API's items between messages."""
 _UNSHOWN = frozenset(
     {"image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "input_video"}
     | {"file", "input_file", "document"}
 )
-"""Types of parts that have no text to be learnt from."""
+"""Types of parts without text."""
 _USUAL = ("assistant", "user", "system", "tool", "human")
-"""Roles that are meant where one is nearly written so; others are names of people's own."""
+"""Roles that a similar spelling means; others are users' own names."""
 
 
 def words_of(item: Mapping[str, Json]) -> str:
-    """The text of a message, of OpenAI's shape or ShareGPT's."""
+    """Return the text of a message in OpenAI's or ShareGPT's shape."""
     return text_of(_content(item))
 
 
 def pieces_in(item: Mapping[str, Json]) -> list[Piece]:
-    """What the model says in a message of its own that has no calls, with what it thinks."""
+    """Return the text and thoughts of a model's message without calls."""
     own: dict[str, Json] = {**item, "role": "assistant", "content": _content(item)}
     return [piece for piece in pieces_of(own, 0, after_call=False) if piece.kind == "assistant"]
 
@@ -76,32 +76,31 @@ def _content(item: Mapping[str, Json]) -> Json:
     return item.get("content", item.get("value"))
 
 
-def refuse_unread(record: Json) -> None:
-    """Raises RecordError for a message of the record that has neither text nor calls nor reasoning where these are
-    looked for, for an image or the like, and for a role that is a misspelt one: the first would be learnt as silence,
-    the second as what nobody showed, the third as the user's, as roles of other names are."""
+def check_readable(record: Json) -> None:
+    """Check that all messages can be read. Raises RecordError for a message without text, calls or reasoning, which
+    would be learnt as silence, an image or the like, and a misspelt role, which would count as the user's."""
     found = find_items(record)
     prompt = record.get("prompt") if isinstance(record, dict) else None
     for items in ([] if found is None else found[1], prompt if isinstance(prompt, list) else []):
         for number, item in enumerate(items, 1):
             if isinstance(item, dict) and not _is_between(item):
-                _refuse_unread(item, f"message {number}")
+                _check_message(item, f"message {number}")
 
 
 def _is_between(item: Mapping[str, Json]) -> bool:
-    """Whether it is no message, but an item that the Responses API has between messages."""
+    """Return whether an item is not a message, but one of the Responses API's between messages."""
     role, kind = item.get("role", item.get("from")), item.get("type")
     return role is None and isinstance(kind, str) and _BETWEEN.fullmatch(kind) is not None
 
 
-def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
+def _check_message(item: Mapping[str, Json], which: str) -> None:
     role = item.get("role", item.get("from"))
     if isinstance(role, str) and (meant := _misspelt(role)):
         raise RecordError(f"{which}: the role '{role}' is not known (did you mean '{meant}'?)")
     text = _content(item)
     if (kind := next(_unshown(text), None)) is not None:
         raise RecordError(f"{which} ({role}) has a part of type '{kind}': images and the like are not read")
-    # A tool may have put out nothing, which some leave out.
+    # A tool's output may be empty, which some records leave out.
     silent = KINDS.get(role) == "result" and (item.keys() <= _NAMES or any(key in item for key in _TEXT))
     unsaid = text is None and not silent
     if not any(item.get(key) for key in _BESIDE_CONTENT) and (unsaid or not isinstance(text, str | list | dict | None)):
@@ -113,7 +112,7 @@ def _refuse_unread(item: Mapping[str, Json], which: str) -> None:
 
 
 def _unshown(content: Json) -> Iterator[str]:
-    """Types of the parts that the model cannot be shown, those within a tool's result among them."""
+    """Yield the types of parts without text, those within a tool's result included."""
     for part in content if isinstance(content, list) else [content]:
         if isinstance(part, dict) and isinstance(kind := part.get("type"), str):
             if kind in _UNSHOWN:
@@ -123,25 +122,25 @@ def _unshown(content: Json) -> Iterator[str]:
 
 
 def _misspelt(role: str) -> str:
-    """The usual role that is meant; none of what is known, or a name of people's own (`user_1`, `coder`)."""
+    """Return the usual role that a misspelt one means; "" for a known role, or a user's name (`user_1`, `coder`)."""
     if role in ROLES or role.lower().startswith(_USUAL):
         return ""
     return next(iter(get_close_matches(role[:40].lower(), _USUAL, 1, 0.85)), "")
 
 
 ANSWERS = ("completion", "response", "output", "generation", "solution", "answer")
-"""Fields of which the names say that what is in them answers something."""
+"""Fields that hold an answer, by their names."""
 _BESIDE: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "question": (("context",), ()), "instruction": ((), ("input", "context")),
 }  # fmt: skip
-"""What else is asked, by the field of the question: the fields that come before it, and after."""
+"""Further fields of a question, by its field: those before it, and after."""
 _ROLES = "(system|user|assistant)\n"
 _TURNS = (re.compile(rf"<\|im_start\|>{_ROLES}"), re.compile(rf"^{_ROLES}", re.MULTILINE))
-"""How turns begin in a prompt in Qwen's template (slime), and where a decoder left out the markers (verl)."""
+"""Begin of turns in a prompt in Qwen's template (slime), and without its markers (verl)."""
 
 
 def tools_of(record: Json) -> tuple[ToolSpec, ...] | None:
-    """The tools that the model was shown, None where the record does not say. Raises RecordError for other values."""
+    """Return the record's tools, None if it lists none. Raises RecordError for other values."""
     listed = record.get("tools") if isinstance(record, dict) else None
     try:
         listed = json.loads(listed) if isinstance(listed, str) and listed else listed
@@ -151,30 +150,30 @@ def tools_of(record: Json) -> tuple[ToolSpec, ...] | None:
 
 
 def _tool(recorded: Json) -> ToolSpec:
-    """A tool as OpenAI's APIs, Anthropic's and MCP list it, or its name alone."""
+    """Read a tool as OpenAI's APIs, Anthropic's and MCP list it, or its name alone."""
     outer = recorded if isinstance(recorded, dict) else {"name": recorded}
     inner = outer.get("function", outer)
     if not isinstance(inner, dict) or not isinstance(name := inner.get("name", inner.get("type")), str):
         wanted = '{"type": "function", "function": {"name": …, "description": …, "parameters": {…}}}'
-        raise RecordError(f"'tools' has {json.dumps(recorded):.80}, where a tool belongs: {wanted}")
+        raise RecordError(f"'tools' has {json.dumps(recorded):.80}, expected a tool: {wanted}")
     schema = next((inner[key] for key in ("parameters", "input_schema", "inputSchema") if inner.get(key)), ANYTHING)
     own = outer if inner is not outer else None
     return ToolSpec(name, str(inner.get("description") or ""), schema if isinstance(schema, dict) else ANYTHING, own)
 
 
-def told_before(record: Json, speakers: Speakers) -> list[TextMessage]:
-    """What the model was told before its first turn, with the roles that the record knows."""
+def messages_before(record: Json, speakers: Speakers) -> list[TextMessage]:
+    """Return the messages before the model's first turn, with their roles."""
     found = find_items(record)
-    told = list(speakers.before)
-    texts = [text for _, text in told]
+    listed = list(speakers.before)
+    texts = [text for _, text in listed]
     context = context_of(record)
     in_items = found is not None and found[0] != ("completion",) and context in map(words_of, found[1])
     before = [] if in_items else asked_of(record)
     if context and texts[:1] == [context] and (not in_items or context in texts[1:]):
-        told = told[1:]  # in `before`, or repeated by the list
-    elif told:
-        before = []  # the list is all that was told
-    before += told
+        listed = listed[1:]  # in `before`, or repeated by the list
+    elif listed:
+        before = []  # the list is the whole prompt
+    before += listed
     if speakers.system and not any(speakers.system in text for _, text in before):
         return [("system", speakers.system), *before]
     system = system_of(record)
@@ -184,7 +183,7 @@ def told_before(record: Json, speakers: Speakers) -> list[TextMessage]:
 
 
 def asked_of(record: Json) -> list[TextMessage]:
-    """What `context_of` finds, as messages, with all that belongs to the question."""
+    """Return the question that `context_of` finds as messages, with all its fields."""
     if not isinstance(record, dict):
         return []
     if isinstance(prompt := record.get("prompt"), list):
@@ -198,7 +197,7 @@ def asked_of(record: Json) -> list[TextMessage]:
 
 
 def _turns_in(prompt: str) -> list[TextMessage]:
-    """The messages of a prompt that opens the model's turn, as rollout dumps have it; none where it is another text."""
+    """Split a rollout dump's prompt, which opens the model's turn, into messages; empty for another text."""
     for turns in _TURNS:
         before, *parts = turns.split(prompt)
         if before or parts[-2:-1] != ["assistant"] or parts[-1].strip() not in ("", "<think>"):
@@ -208,37 +207,41 @@ def _turns_in(prompt: str) -> list[TextMessage]:
     return []
 
 
-def refuse_unasked(record: Json) -> None:
-    """Raises RecordError where nothing comes before an answer, as the question is in a field of an unknown name. Text
-    in a field that does not say what it is (`text`, `content`, `code`) may be meant so."""
+def check_has_question(record: Json) -> None:
+    """Check that a question comes before an answer. Raises RecordError if it is in an unknown field. A field of a
+    neutral name (`text`, `content`, `code`) needs no question."""
     if not isinstance(record, dict):
         return
     found = find_items(record)
     name = found[0][-1] if found and found[0] else next((name for name in ANSWERS if name in record), "")
     if name in ANSWERS:
         raise RecordError(
-            f"nothing is asked before '{name}': the question is looked for in {', '.join(QUESTIONS)}, and the record "
-            f"has {', '.join(list(record)[:8])}; name it `prompt`, or give text that nobody asked for as `text`"
+            f"no question before '{name}': it is read from {', '.join(QUESTIONS)}, and the record has "
+            f"{', '.join(list(record)[:8])}; name it `prompt`, or give text without a question as `text`"
         )
 
 
-class HalfCall(RecordError):
-    """A call lacks its result, or a result its call."""
+class UnpairedCall(RecordError):
+    """A call without its result, or a result without its call."""
 
 
-def refuse_unanswered(turns: Sequence[Turn], told: Iterable[TextMessage]) -> None:
-    """Raises HalfCall for a call without a result before the last turn, and for a result without a call."""
+def check_answered(turns: Sequence[Turn], others: Iterable[TextMessage]) -> None:
+    """Check that earlier calls have results, and results calls (HalfCall)."""
     for number, turn in enumerate(turns[:-1], 1):
         seen = {observation.call_id for observation in turn.observations}
         if (call := next((call for call in turn.calls if call.id not in seen), None)) is not None:
-            said = f"the call of '{call.name}' in the model's turn {number} has no result, and the conversation goes on"
-            raise HalfCall(f"{said}: add the tool's message, or take the call out")
-    if (text := next((text for role, text in told if role == "tool"), None)) is not None:
-        raise HalfCall(f"a tool's result answers no call, found {text!r:.60}: add the call before it, or take it out")
+            fault = (
+                f"the call of '{call.name}' in the model's turn {number} has no result, and the conversation goes on"
+            )
+            raise UnpairedCall(f"{fault}: add the tool's message, or take the call out")
+    if (text := next((text for role, text in others if role == "tool"), None)) is not None:
+        raise UnpairedCall(
+            f"a tool's result answers no call, found {text!r:.60}: add the call before it, or take it out"
+        )
 
 
 def _history_of(record: Mapping[str, Json]) -> list[TextMessage]:
-    """Alpaca's earlier turns, pairs of what was asked and what was answered."""
+    """Return Alpaca's earlier turns, pairs of question and answer, as messages."""
     history = record.get("history")
     pairs = history if isinstance(history, list) else []
     if not all(isinstance(pair, list) and len(pair) == 2 and all(map(_is_text, pair)) for pair in pairs):
@@ -251,55 +254,55 @@ def _is_text(value: Json) -> TypeGuard[str]:
 
 
 UNREADABLE = "\ufffd"
-"""What stands for bytes that are no whole character: of one that is cut in two, each part says so."""
-Said = tuple[str, Sequence[int]]
-"""A stretch of text with its ids, (T,)."""
+"""Stands for bytes of an incomplete character; one that is cut in two has it in each part."""
+EncodedText = tuple[str, Sequence[int]]
+"""A text with its ids, (T,)."""
 
 
 def vocabulary_of(tokenizer: Tokenizer) -> str:
-    """Tells apart vocabularies: the same where every id says the same, whatever file the tokenizer was read from."""
+    """Hash a vocabulary by the text of every id, whatever its file."""
     return hashlib.sha256(tokenizer.decode(range(tokenizer.size)).encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def refuse_other_vocabulary(ids: Sequence[int], vocabulary: int, where: str) -> None:
-    """Raises RecordError where the model has not all of these ids."""
+def check_ids(ids: Sequence[int], vocabulary: int, where: str) -> None:
+    """Check that the model has all of these ids. Raises RecordError."""
     least, most = min(ids, default=0), max(ids, default=0)
     if least < 0 or most >= vocabulary:
         wrong = least if least < 0 else most
         raise RecordError(f"{where}: id {wrong}, and the model has {vocabulary}, from 0 on: another model's")
 
 
-def refuse_other_texts(said: Sequence[Said], tokenizer: Tokenizer, where: str) -> None:
-    """Raises RecordError where ids do not say the text beside them.
+def check_texts(encoded: Sequence[EncodedText], tokenizer: Tokenizer, where: str) -> None:
+    """Check that ids decode to the texts beside them. Raises RecordError.
 
-    Space, case, control tokens and a character's form do not count, nor where the stretches meet: tokenizers may change
-    them, and others may have written the texts.
+    Space, case, control tokens, a character's form and the borders of texts do not count: tokenizers may change them,
+    and others may have written the texts.
     """
     size = tokenizer.size
-    said = [(text, [i for i in ids if 0 <= i < size]) for text, ids in said]
-    if all(tokenizer.decode(ids) == text for text, ids in said):
+    encoded = [(text, [i for i in ids if 0 <= i < size]) for text, ids in encoded]
+    if all(tokenizer.decode(ids) == text for text, ids in encoded):
         return
-    known = [(text, ids) for text, ids in said if text]
+    known = [(text, ids) for text, ids in encoded if text]
     text, read = "".join(text for text, _ in known), tokenizer.decode([i for _, ids in known for i in ids])
     for controls in ((), tokenizer.controls):  # some models have thousands, which are seldom left out
-        if _says(_plain(read, controls), _plain(text, controls).split(UNREADABLE)):
+        if _matches(_plain(read, controls), _plain(text, controls).split(UNREADABLE)):
             return
     first = next(((t, decoded) for t, ids in known if (decoded := tokenizer.decode(ids)) != t), (text, read))
     raise RecordError(
-        f"{where}: the ids of {_begins(first[0])} are {_begins(first[1])} to this model: another model's, whose tokens "
-        "are others; write the file anew with this one, or give the conversations as messages"
+        f"{where}: the ids of {_shorten(first[0])} are {_shorten(first[1])} to this model: they are another model's; "
+        "write the file anew with this one, or give the conversations as messages"
     )
 
 
 def _plain(text: str, controls: Iterable[str]) -> str:
-    """What of a text any tokenizer keeps."""
+    """Reduce a text to what any tokenizer keeps."""
     for control in controls:
         text = text.replace(control, "")
     return "".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def _says(read: str, parts: Sequence[str]) -> bool:
-    """Whether `read` is these parts in their order, with anything in between."""
+def _matches(read: str, parts: Sequence[str]) -> bool:
+    """Return whether `read` is these parts in their order, with anything in between."""
     first, *others = parts
     if not others:
         return read == first
@@ -314,7 +317,7 @@ def _says(read: str, parts: Sequence[str]) -> bool:
     return read[at:].endswith(others[-1])
 
 
-def _begins(text: str, most: int = 40) -> str:
+def _shorten(text: str, most: int = 40) -> str:
     return repr(text if len(text) <= most else f"{text[:most]}…")
 
 
@@ -322,17 +325,17 @@ T = TypeVar("T")
 OURS = "retcon"
 _NAME = re.compile(r"[\w.-]+")
 SHOWN = 3
-"""Of the places of demonstrations that are left out."""
+"""Most places of left-out demonstrations in a message."""
 
 
 def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Sample]:
-    """The samples of a file, or folder, of trajectories or transcripts. What the model wrote is learnt, nothing else.
+    """Read samples from a file or folder of trajectories or transcripts.
 
-    vocabulary: ids that the model has. max_tokens: positions that it has, None for any number; longer samples are left
-    out, and so are those with nothing to learn, which a TaskWarning counts. Another one says that no demonstration
-    calls a tool. Raises RecordError, which begins with the file and line, at a record that is neither, that the chat's
-    template refuses, has messages that would not be read (`refuse_unread`) or ids of another model, or holds text where
-    it should have ids; and where nothing is left to learn.
+    Only the model's text is in the loss mask. vocabulary: number of the model's ids. max_tokens: the model's positions,
+    None for any number; longer samples are left out, and so are those with an empty loss mask, which a TaskWarning
+    counts. Another one reports that no demonstration calls a tool. Raises RecordError, which begins with the file and
+    line, for a record that is neither, that the chat's template refuses, has unreadable messages (`check_readable`),
+    ids of another model, or text in place of ids; and if no sample is left.
     """
     samples: list[Sample] = []
     idle: list[str] = []
@@ -344,8 +347,8 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
             sample = to_sample(trajectory, scored=False)
         except MissingIds as error:
             raise RecordError(f"{record.where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
-        refuse_other_vocabulary(sample.ids, vocabulary, record.where)
-        refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
+        check_ids(sample.ids, vocabulary, record.where)
+        check_texts([(s.text, s.ids or ()) for s in trajectory.segments], chat.tokenizer, record.where)
         if sample.mask[:1] == (1,):  # nothing predicts the first id of all
             sample = replace(sample, mask=(0, *sample.mask[1:]))
         called = {call.name for turn in trajectory.turns for call in turn.calls} if shows else set[str]()
@@ -361,51 +364,50 @@ def read_samples(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | N
         raise RecordError(f"{file} holds no trajectory to learn from")
     if idle:
         some = "; ".join((*idle[:SHOWN], *["…"] * (len(idle) > SHOWN)))
-        said = f"{file}: {len(idle)} of {len(idle) + len(samples)} demonstrations have no words of the model's to learn"
-        warnings.warn(f"{said}, and are left out ({some})", TaskWarning, stacklevel=2)
+        text = f"{file}: {len(idle)} of {len(idle) + len(samples)} demonstrations have no words of the model's to learn"
+        warnings.warn(f"{text}, and are left out ({some})", TaskWarning, stacklevel=2)
     if unshown:
-        said = f"calls are learnt of tools that the prompt does not show: {', '.join(list(unshown)[:SHOWN])}"
+        text = f"calls are learnt of tools that the prompt does not show: {', '.join(list(unshown)[:SHOWN])}"
         first = next(iter(unshown.values()))
-        warnings.warn(f"{file}: {said} (first at {first}): give records their `tools`", TaskWarning, stacklevel=2)
+        warnings.warn(f"{file}: {text} (first at {first}): give records their `tools`", TaskWarning, stacklevel=2)
     if not calling:
-        said = f"{file}: of {counted(len(samples), 'demonstration')} none calls a tool: the model learns to do without"
+        text = f"{file}: of {counted(len(samples), 'demonstration')} none calls a tool: the model learns to do without"
         if turns == len(samples):
-            said += (
+            text += (
                 "; if these are problems with their answers, `retcon demos` writes demonstrations of how to solve them"
             )
-        warnings.warn(said, TaskWarning, stacklevel=2)
-    return short_enough(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
+        warnings.warn(text, TaskWarning, stacklevel=2)
+    return drop_too_long(samples, lambda sample: len(sample.ids), max_tokens, file, "demonstrations")
 
 
 def _text(segments: Sequence[Segment]) -> str:
     return "".join(segment.text for segment in segments)
 
 
-def short_enough(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:
-    """Those that a model with `most` positions has room for, None for any number. what: names them, in messages.
+def drop_too_long(found: list[T], length: Callable[[T], int], most: int | None, file: Path, what: str) -> list[T]:
+    """Drop items longer than `most` positions (None: any). what: their name, in messages.
 
-    Warns (TaskWarning) where some are left out, raises RecordError where that is all of them.
+    Warns (TaskWarning) of dropped items, raises RecordError if none is left.
     """
     if most is None:
         return found
     long = [length(one) for one in found if length(one) > most]
     if not long:
         return found
-    said = f"{file}: {len(long)} of {len(found)} {what} are longer than the model's {most} positions"
+    fault = f"{file}: {len(long)} of {len(found)} {what} are longer than the model's {most} positions"
     if len(long) == len(found):
-        raise RecordError(f"{said}: none is left to learn from")
-    warnings.warn(f"{said} (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=3)
+        raise RecordError(f"{fault}: none is left to learn from")
+    warnings.warn(f"{fault} (the longest has {max(long)}), and are left out", TaskWarning, stacklevel=3)
     return [one for one in found if length(one) <= most]
 
 
 def files_of(demonstrations: Path) -> list[Path]:
-    """The file itself; of a folder, as `retcon purify` writes and reads it, the transcripts in it and below, by their
-    names. Raises RecordError where a folder has none."""
+    """Return the file, or the transcripts below a folder, by name. Raises RecordError for a folder without any."""
     return [path for path, _ in expand([str(demonstrations)])] if demonstrations.is_dir() else [demonstrations]
 
 
 def read_rendered(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
-    """The trajectories of a file or folder, with their records: ours as they are, others in the chat's template."""
+    """Yield records and trajectories of a file or folder: Retcon's unchanged, others in the chat's template."""
     for one in files_of(file):
         yield from _rendered_of(one, chat)
 
@@ -417,8 +419,8 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
         for record in source.records:
             try:
                 value = known[record.number] if record.number in known else decode(record)
-                yield from ((record, one) for one in rendered(value, detector, chat, record.where))
-            except HalfCall as error:
+                yield from ((record, one) for one in render_record(value, detector, chat, record.where))
+            except UnpairedCall as error:
                 half.append(str(as_record_error(error, record.where)))
             except (RecordError, RenderError) as error:
                 raise as_record_error(error, record.where) from error
@@ -430,16 +432,15 @@ def _rendered_of(file: Path, chat: Chat) -> Iterator[tuple[Record, Trajectory]]:
         )
 
 
-def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
-    """The trajectories of one record; what is not to be learnt of what the model wrote is of kind `prompt`.
+def render_record(value: Json, detector: Detector, chat: Chat, where: str) -> list[Trajectory]:
+    """Render one record's trajectories; unlearnt text of the model is `prompt`.
 
-    Raises RecordError where the record is no transcript, answers what it does not ask, or has messages that would not
-    be read.
+    Raises RecordError for a record that is not a transcript, has an answer without a question, or unreadable messages.
     """
     found = detector.format_of(value)
     if found is not None and found.name == OURS:
         return [from_dict(value, where)]
-    refuse_unread(value)
+    check_readable(value)
     if found is not None:
         reading = found.read(value, where)
         read = list(zip(reading.trajectories, reading.speakers, strict=True))
@@ -449,43 +450,43 @@ def rendered(value: Json, detector: Detector, chat: Chat, where: str) -> list[Tr
 
 
 def _rendered(record: Json, trajectory: Trajectory, speakers: Speakers, chat: Chat) -> Trajectory:
-    before = told_before(record, speakers)
+    before = messages_before(record, speakers)
     if trajectory.turns:
         if not before:
-            refuse_unasked(record)
-        refuse_unanswered(trajectory.turns, chain(before, *speakers.after[:-1]))
+            check_has_question(record)
+        check_answered(trajectory.turns, chain(before, *speakers.after[:-1]))
     tools = tools_of(record)
     chat = chat if tools is None else chat.with_tools(tools)
     made = in_template(trajectory, chat, before, speakers.after, speakers.thoughts)
-    turns = [turn if own else _unlearnt(turn) for turn, own in zip(made.turns, speakers.learnt, strict=True)]
-    return _until_learnt(replace(made, turns=tuple(turns)))
+    turns = [turn if own else _mask_turn(turn) for turn, own in zip(made.turns, speakers.learnt, strict=True)]
+    return _cut_unlearnt(replace(made, turns=tuple(turns)))
 
 
 def in_template(
     trajectory: Trajectory, chat: Chat, before: Sequence[TextMessage],
     after: Sequence[Sequence[TextMessage]] | None = None, thoughts: Sequence[str] = (),
 ) -> Trajectory:  # fmt: skip
-    """Render the trajectory; keep what is known of observations where a turn's calls are those of the trajectory."""
+    """Render a trajectory; keep its observations where a turn's calls are unchanged."""
     made = render(trajectory, chat, before, after, thoughts)
-    turns = [_observed(turn, was) for turn, was in zip(made.turns, trajectory.turns, strict=True)]
+    turns = [_with_observations(turn, was) for turn, was in zip(made.turns, trajectory.turns, strict=True)]
     return replace(made, turns=tuple(turns))
 
 
-def _observed(turn: Turn, was: Turn) -> Turn:
+def _with_observations(turn: Turn, was: Turn) -> Turn:
     if len(turn.calls) != len(was.observations):
         return turn
     pairs = zip(turn.calls, was.observations, strict=True)
     return replace(turn, observations=tuple(replace(o, call_id=call.id) for call, o in pairs))
 
 
-def _unlearnt(turn: Turn) -> Turn:
-    """The turn as part of the history alone: the model is told that it wrote this."""
-    told = [replace(one, kind="prompt") if one.kind in TRAINED else one for one in turn.segments]
-    return replace(turn, segments=tuple(told))
+def _mask_turn(turn: Turn) -> Turn:
+    """Take the turn out of the loss mask: it is part of the history alone."""
+    segments = [replace(one, kind="prompt") if one.kind in TRAINED else one for one in turn.segments]
+    return replace(turn, segments=tuple(segments))
 
 
-def _until_learnt(trajectory: Trajectory) -> Trajectory:
-    """Without what follows the model's last words that are learnt."""
+def _cut_unlearnt(trajectory: Trajectory) -> Trajectory:
+    """Cut the trajectory after the last learnt text."""
     count = max((n for n, turn in enumerate(trajectory.turns, 1) if turn.generated), default=0)
     if not count:
         return trajectory
@@ -494,7 +495,7 @@ def _until_learnt(trajectory: Trajectory) -> Trajectory:
 
 
 def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]]:
-    """A conversation, or texts, in which no tool was called."""
+    """Read a conversation, or texts, without tool calls."""
     context = context_of(record)
     asked: list[TextMessage] = [("user", context)] if context else []
     if (found := find_items(record)) is not None:
@@ -514,7 +515,7 @@ def _without_calls(record: Json, where: str) -> list[tuple[Trajectory, Speakers]
         learnt = [not is_unlearnt(item) for item in found[1] if speaker_of(item) == "assistant"]
         return [(Trajectory(where, where, (), tuple(turns)), Speakers(before, after, learnt, thoughts=thoughts))]
     assert isinstance(record, dict)
-    # None of these stands in a record whose list of messages is empty.
+    # A record whose list of messages is empty has none of these fields.
     value: Json = next((record[name] for name in TEXTS if name in record), [])
     texts = value if isinstance(value, list) else [value]
     speakers = Speakers(asked, [[]], [True])

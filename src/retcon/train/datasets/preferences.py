@@ -1,4 +1,4 @@
-"""Files of preference pairs as samples. `retcon purify --dpo` writes them, TRL reads them too."""
+"""Preference pairs as samples, from files of `retcon purify --dpo` or TRL."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory, ids_of
 from retcon.store.records import open_source
 from retcon.train.datasets.demonstrations import (
-    Said,
-    refuse_other_texts,
-    refuse_other_vocabulary,
-    rendered,
-    short_enough,
+    EncodedText,
+    check_ids,
+    check_texts,
+    drop_too_long,
+    render_record,
 )
 from retcon.transcripts.detector import Detector
 from retcon.transcripts.items import SYSTEMS, decode
@@ -30,25 +30,24 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Two samples with the same prompt; their masks are 1 on what is compared."""
+    """Two samples with one prompt; masks are 1 on the compared tokens."""
 
     chosen: Sample
     rejected: Sample
 
 
 def both_sides(pairs: Sequence[Preference]) -> list[Sample]:
-    """Chosen and rejected of each pair, one after the other: (2B,)."""
+    """Return chosen and rejected of each pair, one after the other: (2B,)."""
     return [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
 
 
 def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int | None = None) -> list[Preference]:
-    """The pairs of a file. Ids are taken where the file has them, with its masks; messages go through the chat's
-    template, after the system prompt that stands beside them, and what counts is the last turn from its first call on;
-    text is encoded as it stands, and all of it counts. Pairs of which a side is longer than max_tokens are left out,
-    which a TaskWarning counts; another one counts those whose sides are the same.
+    """Read the pairs of a file: ids, messages or texts.
 
-    Raises RecordError, which begins with the file and line, at a record that is no pair, or has ids of another model;
-    and where there is no pair.
+    Ids come with the file's masks; messages go through the chat's template, after the record's system prompt, and the
+    last turn from its first call on is compared; text is encoded unchanged and compared whole. Pairs with a side longer
+    than max_tokens are left out, which a TaskWarning counts; another one counts those with equal sides. Raises
+    RecordError, which begins with the file and line, for an invalid record, ids of another model, or an empty file.
     """
     found: list[Preference] = []
     for record in open_source(file).records:
@@ -57,19 +56,19 @@ def read_preferences(file: Path, chat: Chat, *, vocabulary: int, max_tokens: int
             pair = _pair(value, chat, record.where)
         except (RecordError, RenderError) as error:
             raise as_record_error(error, record.where) from error
-        refuse_other_vocabulary((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
-        refuse_other_texts(_own(value), chat.tokenizer, record.where)
+        check_ids((*pair.chosen.ids, *pair.rejected.ids), vocabulary, record.where)
+        check_texts(_own(value), chat.tokenizer, record.where)
         found.append(pair)
     if not found:
         raise RecordError(f"{file} holds no pair")
     if alike := sum(pair.chosen.ids == pair.rejected.ids for pair in found):
-        said = f"{file}: both sides of {alike:,} of {counted(len(found), 'pair')} are the same"
-        warnings.warn(f"{said}: nothing is learnt from them", TaskWarning, stacklevel=2)
-    return short_enough(found, _length, max_tokens, file, "pairs")
+        text = f"{file}: both sides of {alike:,} of {counted(len(found), 'pair')} are the same"
+        warnings.warn(f"{text}: nothing is learnt from them", TaskWarning, stacklevel=2)
+    return drop_too_long(found, _length, max_tokens, file, "pairs")
 
 
 def check_pairs(file: Path) -> None:
-    """Check that a file's first record has the keys of a pair, without a model. Raises RecordError."""
+    """Check the keys of a file's first pair, without a model. Raises RecordError."""
     for record in open_source(file).records:
         try:
             _check_keys(decode(record))
@@ -85,7 +84,7 @@ def _length(pair: Preference) -> int:
 
 def _check_keys(value: Json) -> dict[str, Json]:
     if not isinstance(value, dict) or not {"prompt", *SIDES} <= value.keys():
-        raise RecordError("no pair: it needs prompt, chosen and rejected; `retcon purify --dpo FILE` writes such")
+        raise RecordError("not a pair: it needs prompt, chosen and rejected; `retcon purify --dpo FILE` writes pairs")
     return cast(dict[str, Json], value)
 
 
@@ -98,7 +97,7 @@ def _pair(value: Json, chat: Chat, where: str) -> Preference:
     elif all(isinstance(row[key], str) for key in ("prompt", *SIDES)):
         if name := next((name for name in SYSTEMS if row.get(name)), None):
             raise RecordError(
-                f"'{name}' beside a prompt that is text, which is encoded as it stands: put it into the prompt, in the "
+                f"'{name}' beside a prompt that is text, which is encoded unchanged: put it into the prompt, in the "
                 "model's template, or give prompt, chosen and rejected as lists of messages"
             )
         chosen, rejected = (_of_text(str(row["prompt"]), str(row[side]), chat) for side in SIDES)
@@ -109,8 +108,8 @@ def _pair(value: Json, chat: Chat, where: str) -> Preference:
     return Preference(chosen, rejected)
 
 
-def _own(value: Json) -> list[Said]:
-    """The texts of a pair that stand there with their ids."""
+def _own(value: Json) -> list[EncodedText]:
+    """Return the texts of a pair that have ids."""
     tokens = value.get("tokens") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(tokens, dict):
         return []
@@ -136,14 +135,14 @@ def _of_messages(row: Mapping[str, Json], side: str, chat: Chat, where: str) -> 
     prompt, *sides = (cast(list[Json], row[key]) for key in ("prompt", *SIDES))
     whole = all(one[: len(prompt)] == prompt for one in sides)  # each side is the conversation from its beginning
     written = cast(list[Json], row[side])[len(prompt) if whole else 0 :]
-    # Some formats read a call as one only where an output follows; blocks have roles of their own.
+    # Some formats read a call as one only if an output follows; blocks have their own roles.
     in_blocks = any(isinstance(m, dict) and m.get("role") == "code" for m in written)
     closing = {"role": "execution" if in_blocks else "tool", "content": "-"}
     beside = {name: row[name] for name in (*SYSTEMS, "tools") if name in row}
-    # What counts is the last turn, whatever weight its messages have for fine-tuning.
+    # The last turn is compared, whatever weight its messages have for fine-tuning.
     messages = [_unweighed(message) for message in (*prompt, *written)]
     record: Json = {**beside, "messages": [*messages, closing]}
-    (trajectory,) = rendered(record, Detector(), chat, where)
+    (trajectory,) = render_record(record, Detector(), chat, where)
     return _of_last_turn(trajectory)
 
 

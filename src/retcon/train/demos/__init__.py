@@ -1,1 +1,1 @@
-"""Demonstrations, which a cold start learns from: by a teacher, a model, annotated solutions or transcripts."""
+"""Demonstrations for a cold start: teachers, models, annotated solutions, transcripts."""

@@ -1,7 +1,7 @@
-"""Demonstrations out of annotated solutions: programs that ran, whose answers the task's own grader took.
+"""Demonstrations from annotated solutions: programs that ran, with right answers.
 
-First every program is run as it is; of those that are right, the wanted share is then given a call that fails first,
-which is run, too: what does not fail there is not taken for a failure.
+First every program is run unchanged; of the right ones, the wanted share then gets a call that fails first, which is
+run, too: only real failures count.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Trajectory
 from retcon.tasks.types import Lesson, Task
-from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, need_python, open_roller, why_rejected
+from retcon.train.demos.rolling import TOO_LONG, WRONG, Roller, Teacher, check_python, open_roller, why_rejected
 from retcon.train.demos.solutions import (
     OPEN,
     Reasoning,
     Step,
     Unusable,
-    broken,
+    failing_variants,
     plain_number,
     read_steps,
     words_and_code,
 )
-from retcon.train.demos.types import DemoSetup, Made
+from retcon.train.demos.types import DemoBatch, DemoSetup
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.annotated import Annotated
@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 Share = Literal["any"] | float
 
 
-def wanted_of(total: int, share: float) -> int:
-    """How many of `total` a share is, rounded half up."""
+def share_of(total: int, share: float) -> int:
+    """Return a share of `total`, rounded half up."""
     return floor(total * share + 0.5)
 
 
 def reachable(failed: int, clean: int, share: Share, wanted: int) -> int:
-    """How many demonstrations, `wanted` at most, can be had of `failed` and `clean` ones with that share."""
+    """Return how many demonstrations, up to `wanted`, meet the share."""
     most = min(wanted, failed + clean)
     if share == "any":
         return most
-    while most and not (wanted_of(most, share) <= failed and most - wanted_of(most, share) <= clean):
+    while most and not (share_of(most, share) <= failed and most - share_of(most, share) <= clean):
         most -= 1
     return most
 
 
 @dataclass
 class Progress:
-    """Towards `wanted` demonstrations with that share. done: how many can be had; fruitless: candidates since that last
-    grew, whether or not any of them was kept."""
+    """Progress towards `wanted` demonstrations with a share of failures. done: how many meet it; fruitless: candidates
+    since that last grew, kept or not."""
 
     share: Share
     wanted: int
@@ -66,8 +66,8 @@ class Progress:
     _failed: int = 0
     _clean: int = 0
 
-    def add(self, made: Made) -> None:
-        """The next stretch of candidates."""
+    def add(self, made: DemoBatch) -> None:
+        """Count the next batch of candidates."""
         failed = sum(one.failures > 0 for one in made.kept)
         self._failed, self._clean = self._failed + failed, self._clean + len(made.kept) - failed
         before, self.done = self.done, reachable(self._failed, self._clean, self.share, self.wanted)
@@ -75,12 +75,12 @@ class Progress:
 
 
 def with_share(found: Sequence[Trajectory], share: Share, wanted: int) -> list[Trajectory]:
-    """The first of each sort, in their order, as many as `reachable` says."""
+    """Return the first failed and clean ones, in order, as `reachable` allows."""
     failed = sum(one.failures > 0 for one in found)
     total = reachable(failed, len(found) - failed, share, wanted)
     if share == "any":
         return list(found[:total])
-    left = {True: wanted_of(total, share), False: total - wanted_of(total, share)}
+    left = {True: share_of(total, share), False: total - share_of(total, share)}
     kept: list[Trajectory] = []
     for one in found:
         if left[one.failures > 0]:
@@ -90,7 +90,7 @@ def with_share(found: Sequence[Trajectory], share: Share, wanted: int) -> list[T
 
 
 MOST_TASKS = 1_000_000
-"""Of a stream, which may be endless."""
+"""Most tasks of a stream, which may be endless."""
 FAILED = "the program fails in the sandbox"
 OTHER = "the program prints another number than the answer"
 AGAIN = "That failed. I correct it."
@@ -99,8 +99,8 @@ SLOT = "{answer}"
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a demonstration is written. answer: the last turn, {answer} for what was printed. failed: the share whose
-    first call fails; twice: of those, the share whose second fails too."""
+    """Style of demonstrations. answer: the last turn, {answer} for the output. failed: the share whose first call
+    fails; twice: of those, the share whose second fails too."""
 
     reasoning: Reasoning
     answer: str
@@ -110,7 +110,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A problem with a program for it, and with what goes wrong before that program."""
+    """A problem, its program, and failing programs that come first."""
 
     task: Task
     steps: tuple[Step, ...]
@@ -118,18 +118,18 @@ class Candidate:
     failing: tuple[str, ...] = ()
 
     def lesson(self, printed: Sequence[str], rng: random.Random) -> tuple[str, str | None]:
-        """A `Lesson`."""
-        said, code = words_and_code(self.steps, self.style.reasoning)
+        """Return the next turn, as a `Lesson` does."""
+        words, code = words_and_code(self.steps, self.style.reasoning)
         if len(printed) > len(self.failing):
             return self.style.answer.replace(SLOT, plain_number(printed[-1])), None
         if len(printed) < len(self.failing):
             code = self.failing[len(printed)]
-        return (AGAIN if printed else said), code
+        return (AGAIN if printed else words), code
 
 
 @dataclass
 class AnnotatedSource:
-    """Implements `Source`."""
+    """A `Source` of annotated solutions."""
 
     tasks: Sequence[Task]
     roller: Roller
@@ -139,8 +139,8 @@ class AnnotatedSource:
     chunk: int = 128
     ends: bool = True
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
-        """See `Source.make`."""
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
+        """Run programs of annotated solutions, then failing variants of some."""
         tasks = list(self.tasks[start:stop])
         rejected: Counter[str] = Counter()
         candidates: list[Candidate] = []
@@ -161,7 +161,7 @@ class AnnotatedSource:
             else:
                 right.append((candidate, trajectory))
         found = await self._with_failures(right, kept)
-        return Made(len(tasks), tuple(found), rejected)
+        return DemoBatch(len(tasks), tuple(found), rejected)
 
     async def _run(self, candidates: Sequence[Candidate]) -> list[Trajectory]:
         lessons: dict[str, Lesson] = {f"{one.task.id}/0/0": one.lesson for one in candidates}
@@ -169,8 +169,8 @@ class AnnotatedSource:
         return await self.roller.roll([one.task for one in candidates], teacher)
 
     async def _with_failures(self, right: Sequence[tuple[Candidate, Trajectory]], kept: int) -> list[Trajectory]:
-        """Those that are right, the wanted share of them with failures: counted over all that are kept, so that it is
-        met wherever one stops."""
+        """Return the right ones, the wanted share with failures: counted over all that are kept, so that it holds at
+        any stop."""
         found = [trajectory for _, trajectory in right]
         counts = {n: count for n in range(len(right)) if (count := self._failures(kept + n))}
         spare = [n for n in range(len(right)) if n not in counts]
@@ -190,29 +190,29 @@ class AnnotatedSource:
                     del waiting[n]
         return found
 
-    def _broken(self, candidate: Candidate, count: int) -> _Broken:
-        return _Broken(candidate, count, random.Random(derive("broken", self.seed, candidate.task.id)))
+    def _broken(self, candidate: Candidate, count: int) -> _FailingVariants:
+        return _FailingVariants(candidate, count, random.Random(derive("broken", self.seed, candidate.task.id)))
 
     def _failures(self, position: int) -> int:
-        """How many calls fail first in the demonstration that is kept in this place, 0-based."""
+        """Return how many calls fail first in the kept demonstration of this position, 0-based."""
         share = 0.0 if self.style.failed == "any" else self.style.failed
-        before = wanted_of(position, share)
-        if wanted_of(position + 1, share) == before:
+        before = share_of(position, share)
+        if share_of(position + 1, share) == before:
             return 0
-        return 2 if wanted_of(before + 1, self.style.twice) > wanted_of(before, self.style.twice) else 1
+        return 2 if share_of(before + 1, self.style.twice) > share_of(before, self.style.twice) else 1
 
 
-class _Broken:
-    """The ways in which a candidate's first `count` calls can fail, one after another."""
+class _FailingVariants:
+    """Variants of a candidate whose first `count` calls fail, one after another."""
 
     def __init__(self, candidate: Candidate, count: int, rng: random.Random) -> None:
         self._candidate, self.count = candidate, count
         _, code = words_and_code(candidate.steps, candidate.style.reasoning)
-        self._variants = list(broken(code, candidate.steps, rng))
+        self._variants = list(failing_variants(code, candidate.steps, rng))
         self._tried = 0
 
     def next(self) -> Candidate | None:
-        """None where all were tried."""
+        """Return the next variant, None after the last."""
         variants = self._variants[self._tried : self._tried + self.count]
         self._tried += 1
         if len(variants) < self.count:
@@ -229,7 +229,7 @@ def _why_rejected(trajectory: Trajectory) -> str | None:
 
 @asynccontextmanager
 async def open_annotated(section: Annotated, setup: DemoSetup) -> AsyncIterator[AnnotatedSource]:
-    """Raises RecipeError for tasks without annotated solutions, and for too few turns."""
+    """Open annotated tasks. Raises RecipeError without annotated solutions, and for too few turns."""
     recipe, tasks = setup.recipe, setup.tasks()
     turns = 2 + (section.failed_share not in ("any", 0)) + bool(section.failed_twice_share)
     if recipe.sft.max_turns < turns:
@@ -243,5 +243,5 @@ async def open_annotated(section: Annotated, setup: DemoSetup) -> AsyncIterator[
         )
     style = Style(section.reasoning, section.answer, section.failed_share, section.failed_twice_share)
     async with open_roller(setup, tasks, Teacher({}, setup.chat), model="annotated") as roller:
-        need_python(roller, "annotated")
+        check_python(roller, "annotated")
         yield AnnotatedSource(drawn, roller, style, recipe.run.seed)

@@ -1,5 +1,4 @@
-"""Demonstrations of a model: its rollouts, until the grader takes one; another model's go through the template of the
-one that will learn."""
+"""Demonstrations by a model: its rollouts that the grader accepts, in the learner's template."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from retcon.rollout.lengths import count_prompt_ids, drop_long_prompts
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.types import Task
 from retcon.train.datasets.demonstrations import in_template
-from retcon.train.demos.rolling import Drawn, Roller, drawn_tasks, open_roller, rejections, tried
-from retcon.train.demos.types import DemoSetup, Made
+from retcon.train.demos.rolling import LazyList, Roller, drawn_tasks, open_roller, split_rejected, try_tasks
+from retcon.train.demos.types import DemoBatch, DemoSetup
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.engine import Engine
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class EngineSource:
-    """Implements `Source`. into: of the model that will learn, where it is not the one that writes."""
+    """A `Source` of a model's rollouts. into: the learner's chat, if another model writes."""
 
-    tasks: Drawn[Task]
+    tasks: LazyList[Task]
     roller: Roller
     engine: Generator
     into: Chat | None
@@ -43,21 +42,23 @@ class EngineSource:
     chunk: int = 32
     ends: bool = False
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
-        """See `Source.make`. Raises RecipeError for a task that the template of the model that will learn refuses."""
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
+        """Roll tasks out until one is right. Raises RecipeError for a task that the learner's template refuses."""
         tasks = self.tasks.part(start, stop)
         if self.into is not None:
             for task in tasks:
-                count_prompt_ids(self.into, task)  # what the learner's template refuses is said before it is rolled out
+                count_prompt_ids(
+                    self.into, task
+                )  # raises for tasks that the learner's template refuses, before rollouts
 
         async def attempt(tasks: list[Task], number: int) -> list[Trajectory]:
             return await self.roller.roll(tasks, self.engine, attempt=number)
 
-        kept_ones, rejected = rejections(await tried(tasks, attempt, keep="right", tries=self.tries))
+        kept_ones, rejected = split_rejected(await try_tasks(tasks, attempt, keep="right", tries=self.tries))
         asked = {task.id: task for task in tasks}
-        return Made(len(tasks), tuple(self._told(one, asked[one.task]) for one in kept_ones), rejected)
+        return DemoBatch(len(tasks), tuple(self._for_learner(one, asked[one.task]) for one in kept_ones), rejected)
 
-    def _told(self, trajectory: Trajectory, task: Task) -> Trajectory:
+    def _for_learner(self, trajectory: Trajectory, task: Task) -> Trajectory:
         if self.into is None:
             return trajectory
         system = self.into.system if task.system is None else task.system
@@ -67,7 +68,7 @@ class EngineSource:
         return in_template(spoken, self.into, [*before, *task.before, ("user", task.question)])
 
     def _unended(self, segment: Segment) -> Segment:
-        """Without the token by which the writer ends a turn: in the learner's template it would be words."""
+        """Drop the token that ends the writer's turn: in the learner's template it would be text."""
         chat, last = self.roller.context.chat, (segment.ids or ())[-1:]
         ended = segment.kind in TRAINED and last and last[0] in chat.stop_ids
         return replace(segment, text=segment.text.removesuffix(chat.tokenizer.decode(last))) if ended else segment
@@ -75,20 +76,20 @@ class EngineSource:
 
 @asynccontextmanager
 async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[EngineSource]:
-    """Raises CheckpointError for a model that is not there, RecipeError, MissingExtra without torch."""
+    """Open the teacher. Raises CheckpointError for a missing model, RecipeError, MissingExtra without torch."""
     from retcon.models.locating import model_folder
 
     recipe, tasks = setup.recipe, setup.tasks()
     folder, chat = model_folder(section.model or recipe.model.path), setup.chat
     if recipe.engine.chat(folder, None, ()) is not None:
         raise RecipeError(
-            f"demos.kind = 'engine' needs the ids that a model wrote, and engine.kind = '{recipe.engine.kind}' gives "
-            "text alone: a teacher behind a URL is demos.kind = 'openai', with demos.url and demos.model"
+            f"demos.kind = 'engine' needs a model's token ids, and engine.kind = '{recipe.engine.kind}' returns text "
+            "alone: a teacher behind a URL is demos.kind = 'openai', with demos.url and demos.model"
         )
     if section.model and recipe.rollout.harness:
         raise RecipeError(
-            "rollout.harness: what it says to another model (demos.model) is in that model's template, and is not put "
-            "into another: leave one of them out"
+            "rollout.harness: its prompts to another model (demos.model) are in that model's template, and cannot be "
+            "converted: leave one of them out"
         )
     if section.model:
         source = read_template(folder) if section.style == AUTO else None
@@ -106,4 +107,4 @@ async def open_engine(section: Engine, setup: DemoSetup) -> AsyncIterator[Engine
     roller_of = open_roller(setup, tasks, engine, model=name, chat=chat, sampling=sampling, harnessed=True)
     async with closing, roller_of as roller:  # training, which follows, needs the memory
         into = setup.chat if section.model else None
-        yield EngineSource(Drawn(fit), roller, engine, into, section.tries, {"teacher": fingerprint(folder)})
+        yield EngineSource(LazyList(fit), roller, engine, into, section.tries, {"teacher": fingerprint(folder)})

@@ -1,6 +1,6 @@
-"""Making demonstrations, whatever their source: candidates in stretches, until there are as many as are wanted.
+"""Making of demonstrations from any source, in resumable batches.
 
-What was made is kept as it comes; a run that was killed goes on, and ends with the bytes of one that was not.
+Each batch is journaled; a killed run goes on, and ends with the bytes of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from retcon.store.whole import check_regular_file, lock_file
 from retcon.tasks.registry import TaskSet
 from retcon.train.demos.annotated import Progress, with_share
 from retcon.train.demos.rolling import TOO_LONG
-from retcon.train.demos.types import LOST, DemoSetup, Made, Source
+from retcon.train.demos.types import LOST, DemoBatch, DemoSetup, Source
 
-# What was made of a file of demonstrations so far: a line for every stretch of candidates, there whole or not at all.
+# Journal of a file of demonstrations: a line for every batch of candidates, whole or not at all.
 #
 # {"made_from": {…}}
 # {"stop": 64, "rejected": {"wrong to the grader": 3}, "kept": [{a trajectory}, …]}
 
 
-def begun(file: Path) -> bool:
-    """Whether `file` is being made, and `FILE.partial` is the journal of it. Raises CheckpointError where that is
-    somebody else's, who may have put hours into it: of an interrupted `retcon purify`, it names that command."""
+def has_journal(file: Path) -> bool:
+    """Return whether `FILE.partial` is a journal of `file`. Raises CheckpointError for another program's file, which
+    may hold hours of work: for an interrupted `retcon purify`, it names that command."""
     path = file.with_name(file.name + SUFFIX)
     if not path.is_file():
         return False
@@ -51,36 +51,36 @@ def begun(file: Path) -> bool:
     if JOURNAL.startswith(first):  # cut off, or not written yet
         return bool(first)
     if not path.with_name(path.name + ".json").exists():
-        raise CheckpointError(f"{path} is no journal of demonstrations, and is left as it is: name another file")
+        raise CheckpointError(f"{path} is not a journal of demonstrations, and is left as it is: name another file")
     raise CheckpointError(
-        f"{path} is what `retcon purify … -o {file}` had done when it stopped: go on with the same command and "
-        "--resume, or name another file"
+        f"{path} is of an interrupted `retcon purify … -o {file}`: go on with the same command and --resume, or name "
+        "another file"
     )
 
 
-def clear(file: Path) -> None:
-    """Remove the journal of a `file` that is made, which a process that was killed may have left beside it. One that
-    another process is at, or that is none, stays."""
+def remove_journal(file: Path) -> None:
+    """Remove the journal that a killed process left beside a finished `file`. Other files, and a journal that another
+    process uses, stay."""
     with suppress(CheckpointError, StorageError, OSError):
-        if begun(file):
+        if has_journal(file):
             path = file.with_name(file.name + SUFFIX)
             with lock_file(path):
                 path.unlink()
 
 
 class Journal:
-    """In memory. stop: candidates that were gone through, in `stretches`; `kept` and `rejected` are of these."""
+    """Journal in memory. stop: candidates done, in `batches`; `kept` and `rejected` are of these."""
 
     def __init__(self) -> None:
         self.stop = 0
-        self.stretches: list[Made] = []
+        self.batches: list[DemoBatch] = []
         self.kept: list[Trajectory] = []
         self.rejected: Counter[str] = Counter()
 
-    def add(self, made: Made) -> None:
-        """The next stretch."""
+    def add(self, made: DemoBatch) -> None:
+        """Add the next batch."""
         self.stop += made.seen
-        self.stretches.append(made)
+        self.batches.append(made)
         self.kept += made.kept
         self.rejected.update(made.rejected)
 
@@ -90,16 +90,15 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 class FileJournal(Journal):
-    """In `FILE.partial`, which goes on where it stopped, and which no other process writes meanwhile; use it in a
-    `with`.
+    """Journal in `FILE.partial`, locked and resumed; use it in a `with`.
 
-    made_from: of what, section to key to value. recipe: that this is part of, by whose defaults a journal of an earlier
-    Retcon is read (`as_now`). Raises CheckpointError where another process is at it, where it was begun with something
-    else, is broken, or somebody else's (see `begun`); RecordError or StorageError where it cannot be written.
+    made_from: its inputs, section to key to value. recipe: whose defaults complete a journal of an earlier Retcon
+    (`as_now`). Raises CheckpointError if another process has it, it has other inputs, is broken, or another program's
+    (see `has_journal`); RecordError or StorageError if it cannot be written.
     """
 
     def __init__(self, file: Path, made_from: Values, recipe: Recipe) -> None:
@@ -108,7 +107,7 @@ class FileJournal(Journal):
         check_regular_file(self.path)
         with ExitStack() as opening:
             opening.enter_context(lock_file(self.path))
-            begun(file)
+            has_journal(file)
             # Under the lock, as it removes a line that was cut off, or that another process is writing.
             self._lines = opening.enter_context(LineAppender(self.path))
             self._read(made_from, recipe)
@@ -121,15 +120,15 @@ class FileJournal(Journal):
             return
         try:
             before = msgspec.json.decode(lines[0], type=dict[str, dict[str, dict[str, Any]]])["made_from"]
-            stretches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
-            for number, stretch in enumerate(stretches, start=2):
-                if stretch["stop"] <= self.stop:
+            batches: list[Any] = [msgspec.json.decode(line) for line in lines[1:]]
+            for number, batch in enumerate(batches, start=2):
+                if batch["stop"] <= self.stop:
                     raise CheckpointError(
-                        f"{self.path}, line {number}: candidates up to {stretch['stop']} after those up to "
+                        f"{self.path}, line {number}: candidates up to {batch['stop']} after those up to "
                         f"{self.stop}: two commands wrote it at once; remove it, and start over"
                     )
-                kept = list(attach_children(from_dict(one, f"{self.path}, line {number}") for one in stretch["kept"]))
-                super().add(Made(stretch["stop"] - self.stop, tuple(kept), stretch["rejected"]))
+                kept = list(attach_children(from_dict(one, f"{self.path}, line {number}") for one in batch["kept"]))
+                super().add(DemoBatch(batch["stop"] - self.stop, tuple(kept), batch["rejected"]))
         except (msgspec.DecodeError, UnicodeDecodeError, LookupError, TypeError) as error:
             raise CheckpointError(f"{self.path} is broken ({error!r}): remove it, and start over") from error
         if changed := list(differing(as_now(before, recipe, made_from), made_from)):
@@ -138,14 +137,14 @@ class FileJournal(Journal):
                 "another file"
             )
 
-    def add(self, made: Made) -> None:
-        """The next stretch, handed to the system at once."""
+    def add(self, made: DemoBatch) -> None:
+        """Add the next batch and write it at once."""
         kept = [json.loads(node) for one in made.kept for node in lines_of(one)]
         self._write({"stop": self.stop + made.seen, "rejected": dict(made.rejected), "kept": kept})
         super().add(made)
 
     def remove(self) -> None:
-        """The file is no longer needed."""
+        """Remove the file and its lock."""
         self.path.unlink(missing_ok=True)
         self._open.close()
 
@@ -160,21 +159,19 @@ class FileJournal(Journal):
 
 
 MAX_LOST_SHARE = 0.05
-"""Of a stretch of candidates, through infrastructure faults."""
+"""Largest share of a batch of candidates lost to infrastructure faults."""
 FEW = 4
-"""Of a stretch that may be lost whatever share of it they are, once some are kept: there are problems that a teacher
-never answers, and asked again it would not either."""
+"""Candidates of a batch that may be lost in any case, once some are kept: a teacher never answers some problems."""
 PATIENCE = 2_000
-"""Candidates in a row that add no demonstration, as none is kept or none of the sort that the share lacks, before a
-source, which may be endless, is given up."""
+"""Candidates in a row without a needed demonstration, after which a source, which may be endless, is given up."""
 WITHOUT_ROOM = 32
-"""Candidates after which it is given up if every one of them had too few tokens: so will the others."""
+"""Candidates after which a source is given up if all of them had too few tokens."""
 OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What became of the candidates. left_over: right ones that the wanted share had no place for."""
+    """Counts of candidates by outcome. left_over: right ones beyond the wanted share."""
 
     kept: int
     failed: int
@@ -182,12 +179,12 @@ class Summary:
     left_over: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the counts for JSON."""
         return asdict(self)
 
     @classmethod
     def of_dict(cls, value: Mapping[str, Any]) -> Summary:
-        """Of what `as_dict` gave."""
+        """Read the result of `as_dict`."""
         return cls(value["kept"], value["failed"], value["rejected"], value["left_over"])
 
 
@@ -198,8 +195,9 @@ async def demonstrations(
     tasks: TaskSet | None = None,
     on_progress: OnProgress | None = None,
 ) -> list[Trajectory]:
-    """`recipe.sft.demonstrations` graded trajectories as [demos] says, on training problems alone, or as many as there
-    are. tasks: in place of the recipe's own. on_progress gets (kept, wanted). Raises as `write_demonstrations`."""
+    """Make `recipe.sft.demonstrations` graded trajectories by [demos], of training problems alone; fewer at the end of
+    the source. tasks: in place of the recipe's own. on_progress gets (kept, wanted). Raises as `write_demonstrations`.
+    """
     setup = DemoSetup(recipe, chat, lambda: tasks or build_tasks(recipe))
     async with recipe.demos.open(setup) as source:
         return await _make(recipe, source, Journal(), on_progress)
@@ -215,20 +213,21 @@ def write_demonstrations(
     on_place: Callable[[Any], None] | None = None,
     on_made: Callable[[Summary], None] | None = None,
 ) -> Summary:
-    """The demonstrations of a recipe as JSONL in the file `out`, which is there whole or not at all; until then, what
-    was made is in `out`.partial, and the same call goes on from there. tasks: in place of the recipe's own. on_place:
-    told where a teacher that is a model computes. on_made: told what became of the candidates before the file is there,
-    for what is to be beside it at any rate.
+    """Write a recipe's demonstrations to `out`, as JSONL.
 
-    Raises RecipeError for what cannot be made and where nothing is kept, CheckpointError for an `out`.partial of
-    another recipe, SandboxUnavailable where faults take more than a few of a stretch and more than one in twenty, and
-    what a source raises.
+    Until it is whole they are in `out`.partial, from which the same call goes on. tasks: in place of the recipe's own.
+    on_place: called with the placement of a teacher that is a model. on_made: called with the counts before the file is
+    there, to write what must lie beside it.
+
+    Raises RecipeError for an unusable recipe and if no candidate is kept, CheckpointError for an `out`.partial of
+    another recipe, SandboxUnavailable if faults take more than a few of a batch and more than one in twenty, and what a
+    source raises.
     """
     setup = DemoSetup(recipe, chat, lambda: tasks or build_tasks(recipe), on_place)
 
     async def make() -> Summary:
         async with recipe.demos.open(setup) as source:
-            made_from = {**relevant(recipe, "demonstrations"), "inputs": {**source.inputs, "chat": _told_by(chat)}}
+            made_from = {**relevant(recipe, "demonstrations"), "inputs": {**source.inputs, "chat": _fingerprint(chat)}}
             with FileJournal(out, made_from, recipe) as journal:
                 made = await _make(recipe, source, journal, on_progress)
                 summary = _summary(made, journal)
@@ -244,9 +243,9 @@ def write_demonstrations(
 async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: OnProgress | None) -> list[Trajectory]:
     wanted, share = recipe.sft.demonstrations, recipe.demos.failed_share
     progress = Progress(share, wanted)
-    for stretch in journal.stretches:
-        progress.add(stretch)
-    while progress.done < wanted and (source.ends or not _given_up(progress, journal)):
+    for batch in journal.batches:
+        progress.add(batch)
+    while progress.done < wanted and (source.ends or not _is_fruitless(progress, journal)):
         # While nothing is rejected, as with a teacher whose mistakes are kept, no candidate is made for nothing.
         count = source.chunk if journal.rejected else min(source.chunk, wanted - progress.done)
         made = await source.make(journal.stop, journal.stop + count, len(journal.kept))
@@ -257,7 +256,7 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
                 "before them is kept. See `retcon doctor`, then run the same command again"
             )
         if made.seen:
-            journal.add(replace(made, kept=tuple(map(_repeatable, made.kept))))
+            journal.add(replace(made, kept=tuple(map(_without_times, made.kept))))
             progress.add(made)
         if on_progress is not None:
             on_progress(progress.done, wanted)
@@ -265,21 +264,21 @@ async def _make(recipe: Recipe, source: Source, journal: Journal, on_progress: O
             break
     found = with_share(journal.kept, share, wanted)
     if not found:
-        raise RecipeError(f"demos: none of {journal.stop} candidates is kept: {_told(journal, share)}")
+        raise RecipeError(f"demos: none of {journal.stop} candidates is kept: {_reasons(journal, share)}")
     return found
 
 
-def _given_up(progress: Progress, journal: Journal) -> bool:
+def _is_fruitless(progress: Progress, journal: Journal) -> bool:
     return progress.fruitless >= PATIENCE or WITHOUT_ROOM <= journal.stop == journal.rejected[TOO_LONG]
 
 
-def _repeatable(trajectory: Trajectory) -> Trajectory:
-    """Without the seconds that its calls took, which differ from run to run: the same seed gives the same bytes."""
+def _without_times(trajectory: Trajectory) -> Trajectory:
+    """Drop the seconds of calls, which differ from run to run, so that equal seeds give equal bytes."""
 
-    def still(turn: Turn) -> Turn:
+    def untimed(turn: Turn) -> Turn:
         return replace(turn, observations=tuple(replace(o, seconds=0.0) for o in turn.observations))
 
-    return replace(trajectory, turns=tuple(map(still, trajectory.turns)))
+    return replace(trajectory, turns=tuple(map(untimed, trajectory.turns)))
 
 
 def _summary(made: list[Trajectory], journal: Journal) -> Summary:
@@ -287,15 +286,15 @@ def _summary(made: list[Trajectory], journal: Journal) -> Summary:
     return Summary(len(made), failed, dict(journal.rejected.most_common()), len(journal.kept) - len(made))
 
 
-def _told(journal: Journal, share: object) -> str:
+def _reasons(journal: Journal, share: object) -> str:
     reasons = [f"{count} {why}" for why, count in journal.rejected.most_common()]
     if journal.kept:
         failed = sum(one.failures > 0 for one in journal.kept)
         reasons.append(f"{len(journal.kept)}, {failed} with a failed call, do not make up failed_share = {share}")
-    return ", ".join(reasons) or "there are none"
+    return ", ".join(reasons) or "the source has no candidates"
 
 
-def _told_by(chat: Chat) -> str:
-    """What tells two chats apart: their style, and the ids of some text in it."""
+def _fingerprint(chat: Chat) -> str:
+    """Hash a chat's style, and the ids of some text in it."""
     ids = list(ids_of(chat.prompt("9 + 1", "Compute.")))
     return hashlib.sha256(repr((chat.style, ids)).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Demonstrations by rollouts: somebody else's turns through the very loop that a model goes through."""
+"""Demonstrations by rollouts: a teacher's turns in the usual rollout loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from retcon.rollout.group import rollout_groups
 from retcon.rollout.lengths import PATIENCE, check_lengths, count_prompt_ids
 from retcon.tasks.registry import AnswersSubcalls, TaskSet, Taught
 from retcon.tasks.types import Lesson, Task
-from retcon.train.demos.types import LOST, DemoSetup, Made
+from retcon.train.demos.types import LOST, DemoBatch, DemoSetup
 
 if TYPE_CHECKING:
     from retcon.train.demos.kinds.teacher import FamilyTeacher
@@ -33,20 +33,20 @@ UNANSWERED = "no answer within sft.max_turns"
 
 @dataclass(frozen=True, slots=True)
 class Roller:
-    """Rolls tasks out, each once, with whatever engine, and grades them."""
+    """Runner of one graded rollout per task, with any engine."""
 
     context: RolloutContext
     graders: TaskSet
     seed: int
 
     async def roll(self, tasks: Sequence[Task], engine: Generator, *, attempt: int = 0) -> list[Trajectory]:
-        """A graded rollout of each, in order, its id `{task.id}/{attempt}/0`."""
+        """Return a graded rollout of each task, with id `{task.id}/{attempt}/0`."""
         context = replace(self.context, engine=engine)
         groups = await rollout_groups(tasks, context, count=1, seed=self.seed, step=attempt, grade=self.graders.grade)
         return [trajectory for (trajectory,) in groups]
 
     def fits(self, task: Task) -> bool:
-        """Whether a task's prompt leaves room to answer."""
+        """Return whether a task's prompt leaves room to answer."""
         return count_prompt_ids(self.context.chat, task) < self.context.limits.max_tokens
 
 
@@ -61,10 +61,10 @@ async def open_roller(
     sampling: SamplingParams | None = None,
     harnessed: bool = False,
 ) -> AsyncIterator[Roller]:
-    """With the recipe's sandbox, tools and graders, and sft.max_turns. model: who writes, for the record. chat: the
-    engine's, None for that of the model that will learn. sampling: T = 1 and nothing cut off where None. harnessed:
-    whether the recipe's harness makes the rollouts, which needs a model that answers whatever it is asked. Raises
-    SandboxUnavailable, RecipeError."""
+    """Open a roller with the recipe's sandbox, tools and graders, and sft.max_turns. model: the writer, for the record.
+    chat: the engine's, None for the learner's. sampling: None for T = 1 without truncation. harnessed: whether the
+    recipe's harness makes the rollouts, which needs a model that answers any prompt. Raises SandboxUnavailable,
+    RecipeError."""
     recipe = setup.recipe
     async with open_context(recipe, engine, chat or setup.chat) as opened, open_graders(tasks) as graders:
         context = replace(
@@ -77,14 +77,14 @@ async def open_roller(
         yield Roller(context, graders.judged, recipe.run.seed)
 
 
-def need_python(roller: Roller, kind: str) -> None:
-    """Raises RecipeError where the recipe has no tool of that name, which this kind's programs are for."""
+def check_python(roller: Roller, kind: str) -> None:
+    """Check that the recipe has the tool python, which this kind calls. Raises RecipeError."""
     if "python" not in roller.context.tools:
-        raise RecipeError(f"rollout.tools: demos.kind = '{kind}' writes calls of the tool python, which is not there")
+        raise RecipeError(f"rollout.tools: demos.kind = '{kind}' calls the tool python, which is missing: add it")
 
 
 def why_rejected(trajectory: Trajectory) -> str | None:
-    """Why a demonstration that is to be right is not kept, None where it is."""
+    """Return why a demonstration is not right, None if it is."""
     if trajectory.stop == "infrastructure":
         return LOST
     if trajectory.stop == "length":
@@ -98,11 +98,11 @@ Attempt = Callable[[list[Task], int], Awaitable[list[Trajectory]]]
 """A rollout of each of these tasks, in order; the number of the attempt, 0-based."""
 
 
-async def tried(
+async def try_tasks(
     tasks: Sequence[Task], attempt: Attempt, *, keep: str, tries: int
 ) -> list[tuple[Trajectory, str | None]]:
-    """The rollout of each task that counts, with why it is rejected, None where it is not: the first that is right of
-    `tries`, else the last one; with `keep` = all, the first one, rejected only where it was lost."""
+    """Return each task's rollout, and why it is rejected or None: the first right one of `tries`, else the last; with
+    `keep` = all the first one, rejected only if it was lost."""
     found: dict[int, tuple[Trajectory, str | None]] = {}
     for number in range(tries if keep == "right" else 1):
         left = [n for n in range(len(tasks)) if n not in found or found[n][1] is not None]
@@ -114,8 +114,8 @@ async def tried(
     return [found[n] for n in range(len(tasks))]
 
 
-def rejections(made: Sequence[tuple[Trajectory, str | None]]) -> tuple[tuple[Trajectory, ...], Counter[str]]:
-    """What is kept, and how many are not, by why."""
+def split_rejected(made: Sequence[tuple[Trajectory, str | None]]) -> tuple[tuple[Trajectory, ...], Counter[str]]:
+    """Split rollouts into kept ones and counts of rejections by reason."""
     kept = tuple(trajectory for trajectory, why in made if why is None)
     return kept, Counter(why for _, why in made if why is not None)
 
@@ -123,23 +123,23 @@ def rejections(made: Sequence[tuple[Trajectory, str | None]]) -> tuple[tuple[Tra
 T = TypeVar("T")
 
 
-class Drawn(Generic[T]):
-    """A stream, which may be endless, as a list that grows as it is asked for."""
+class LazyList(Generic[T]):
+    """A list that grows from a stream, which may be endless."""
 
     def __init__(self, stream: Iterator[T]) -> None:
         self._stream = stream
         self._drawn: list[T] = []
 
     def part(self, start: int, stop: int) -> list[T]:
-        """Those from start to stop; fewer where the stream ends."""
+        """Return the items from start to stop; fewer at the stream's end."""
         self._drawn += islice(self._stream, max(0, stop - len(self._drawn)))
         return self._drawn[start:stop]
 
 
 def drawn_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
-    """One pass over the training tasks, in another order than that of a run's prompts. One that comes again, as in a
-    mix of sources with weights, is left out: rollouts are named, and drawn, by their task. Ends, too, where PATIENCE of
-    them in a row have come before: some task sets go through the same tasks without end."""
+    """Yield each training task once, in another order than a run's prompts. Repeated ones, as in a mix of sources with
+    weights, are left out: rollouts are named, and drawn, by their task. Ends after PATIENCE repeated ones in a row, as
+    some task sets repeat without end."""
     had: set[str] = set()
     again = 0
     for task in tasks.train(derive("demonstrations", seed)):
@@ -152,10 +152,9 @@ def drawn_tasks(tasks: TaskSet, seed: int) -> Iterator[Task]:
 
 
 class Teacher:
-    """Engine that plays a teacher; `lessons` gives the lesson of each request id.
+    """An engine that plays a teacher by lessons of request ids.
 
-    It reads what tools printed from the ids, as a model would. It knows no log-probs: raises EngineError when asked to
-    score.
+    It reads the output of tools from the ids, as a model would. It has no log-probs: `score` raises EngineError.
 
     Args:
         below: answers prompts of calls of the model by the teacher's programs (`AnswersSubcalls`).
@@ -175,15 +174,15 @@ class Teacher:
         return as_generation(self._chat, words, code, params.max_tokens)
 
     async def score(self, request_id: str, ids: Sequence[int], start: int) -> Sequence[float]:
-        raise EngineError("the teacher has no probabilities: nothing it wrote can be scored")
+        raise EngineError("the teacher has no probabilities: its texts cannot be scored")
 
     async def release(self, request_id: str) -> None:
-        """Nothing is kept."""
+        """Do nothing: no state is kept."""
 
 
 def as_generation(chat: Chat, words: str, code: str | None, max_tokens: int) -> Generation:
-    """What somebody wrote, as the chat's model would have sampled it: words, then a call of `python` unless code is
-    None; cut off at `max_tokens`, without log-probs."""
+    """Return a text as a generation of the chat's model: words, then a call of `python` for any code; cut off at
+    `max_tokens`, without log-probs."""
     written = chat.render_turn(words, [] if code is None else [("python", {"code": code})]).ids or ()
     if len(written) > max_tokens:
         return Generation(written[:max_tokens], None, "length")
@@ -192,10 +191,10 @@ def as_generation(chat: Chat, words: str, code: str | None, max_tokens: int) -> 
 
 @dataclass
 class TeacherSource:
-    """Implements `Source`. At a problem there are `tries` rollouts at most, until one is right; where wrong ones are
-    kept too, there is one."""
+    """A `Source` of a teacher's rollouts. A problem has up to `tries` rollouts, until one is right; only one if wrong
+    ones are kept too."""
 
-    lessons: Drawn[tuple[Task, Lesson]]
+    lessons: LazyList[tuple[Task, Lesson]]
     roller: Roller
     keep: str
     tries: int
@@ -204,8 +203,8 @@ class TeacherSource:
     chunk: int = 64
     ends: bool = False
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
-        """See `Source.make`."""
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
+        """Roll the teacher's lessons out."""
         drawn = self.lessons.part(start, stop)
         tasks = [task for task, _ in drawn]
 
@@ -213,24 +212,23 @@ class TeacherSource:
             lessons = {f"{task.id}/{number}/0": lesson for task, lesson in drawn}
             return await self.roller.roll(tasks, Teacher(lessons, self.roller.context.chat, self.below), attempt=number)
 
-        made = await tried(tasks, attempt, keep=self.keep, tries=self.tries)
-        return Made(len(tasks), *rejections(made))
+        made = await try_tasks(tasks, attempt, keep=self.keep, tries=self.tries)
+        return DemoBatch(len(tasks), *split_rejected(made))
 
 
 @asynccontextmanager
 async def open_teacher(section: FamilyTeacher, setup: DemoSetup) -> AsyncIterator[TeacherSource]:
-    """Raises RecipeError for a family without a teacher, and for prompts that leave no room to answer."""
+    """Open a family's teacher. Raises RecipeError if it has none, or prompts leave no room to answer."""
     recipe, tasks = setup.recipe, setup.tasks()
     if not isinstance(tasks, Taught):
         raise RecipeError(
             f"task.kind = '{recipe.task.kind}': the task family '{tasks.name}' has no teacher to demonstrate it; give "
-            "demonstrations of your own (`retcon sft --demonstrations FILE`), another demos.kind "
+            "your own demonstrations (`retcon sft --demonstrations FILE`), another demos.kind "
             "(docs/data/demonstrations.md), or a family that has `lessons`"
         )
-    lessons = Drawn(tasks.lessons(recipe.run.seed))
+    lessons = LazyList(tasks.lessons(recipe.run.seed))
     first = [task for task, _ in lessons.part(0, recipe.sft.demonstrations)]
     check_lengths(first, setup.chat, recipe.rollout.max_tokens, "training problems")
-    nobody = Teacher({}, setup.chat)
-    async with open_roller(setup, tasks, nobody, model="teacher") as roller:
+    async with open_roller(setup, tasks, Teacher({}, setup.chat), model="teacher") as roller:
         below = tasks if isinstance(tasks, AnswersSubcalls) else None
         yield TeacherSource(lessons, roller, section.keep, section.tries, below=below)

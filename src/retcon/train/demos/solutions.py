@@ -1,8 +1,8 @@
-"""Worked solutions whose arithmetic is annotated, as GSM8K's (`She sold 48/2 = <<48/2=24>>24 clips.`), as programs.
+"""Programs from worked solutions with annotated arithmetic, such as GSM8K's.
 
-Every step becomes a variable that is named by its number, x1, x2, …; a number that is the result of an earlier step
-becomes that step's variable; and the sentence of a step says what its variable is (`She sold x1 clips.`), without the
-result, which whoever writes the program does not know yet.
+In `She sold 48/2 = <<48/2=24>>24 clips.` every step becomes a variable, x1, x2, …; a number that is the result of an
+earlier step becomes that step's variable; and the sentence of a step describes its variable (`She sold x1 clips.`),
+without the result, which is not known before the program runs.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 
 class NoArithmetic(Exception):
-    """What was to be read is no arithmetic."""
+    """A text that is not arithmetic."""
 
 
 def parse(text: str) -> ast.expr:
-    """`12 x $1,000 * 50%` as Python's syntax tree: numbers, + - * / // ** and parentheses. Raises NoArithmetic."""
+    """Parse arithmetic such as `12 x $1,000 * 50%`: numbers, + - * / // ** and parentheses. Raises NoArithmetic."""
     plain = _THOUSANDS.sub("", text.strip())
     plain = _TIMES.sub("*", plain.translate(_SIGNS))
     plain = _ZEROS.sub("", _PERCENT.sub(r"(\1/100)", plain))
@@ -55,7 +55,7 @@ def parse(text: str) -> ast.expr:
 
 
 def value_of(tree: ast.expr) -> Fraction:
-    """The exact value. Raises NoArithmetic for a division by zero, a large power, and whatever is no arithmetic."""
+    """Return the exact value. Raises NoArithmetic for divisions by zero, large powers and other syntax."""
     match tree:
         case ast.Constant(value=int() | float() as value):
             return Fraction(str(value))
@@ -77,12 +77,12 @@ def value_of(tree: ast.expr) -> Fraction:
 
 
 def numbers_in(tree: ast.expr) -> list[Fraction]:
-    """The numbers that stand in it."""
+    """Return the numbers in a tree."""
     return [Fraction(str(node.value)) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
 
 
-def written(tree: ast.expr, name_of: Callable[[Fraction], str | None]) -> str:
-    """The tree as Python. name_of: the variable that stands for a number, None for the number itself."""
+def to_python(tree: ast.expr, name_of: Callable[[Fraction], str | None]) -> str:
+    """Write a tree as Python. name_of: returns the variable for a number, None for the number itself."""
 
     class Named(ast.NodeTransformer):
         def visit_Constant(self, node: ast.Constant) -> ast.expr:
@@ -99,7 +99,7 @@ def written(tree: ast.expr, name_of: Callable[[Fraction], str | None]) -> str:
 
 
 def plain_number(text: str) -> str:
-    """What a program printed as people write it: `24.0` is 24, `0.30000000000000004` is 0.3; other text as it is."""
+    """Format a printed number as people write it: `24.0` is 24, `0.30000000000000004` is 0.3; keep other text."""
     try:
         value = float(text)
     except ValueError:
@@ -113,11 +113,11 @@ def plain_number(text: str) -> str:
 OPEN = "<<"
 _MONEY = r"[$€£]?"
 _NUMBER = r"\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+"
-_SAID = r"[$€£(\d.+\-–−][\d\s.,$€£%*/xX×÷+\-–−()]*?"
+_FORMULA = r"[$€£(\d.+\-–−][\d\s.,$€£%*/xX×÷+\-–−()]*?"
 _STEP = re.compile(
-    rf"(?P<said>{_SAID})?\s*(?P<equals>=?)\s*{_MONEY}\s*"
+    rf"(?P<formula>{_FORMULA})?\s*(?P<equals>=?)\s*{_MONEY}\s*"
     rf"<<(?P<left>[^<>]*?)=(?P<right>[^<>=]*)>>\s*{_MONEY}(?:{_NUMBER})?%?"
-    rf"|(?P<plainly>{_SAID})\s*=\s*{_MONEY}(?P<result>{_NUMBER})"
+    rf"|(?P<plain>{_FORMULA})\s*=\s*{_MONEY}(?P<result>{_NUMBER})"
 )
 _IN_TEXT = re.compile(rf"(?<![\w.]){_MONEY}(?P<number>{_NUMBER})(?![\w%]|\.\d)")
 _WORDS = (
@@ -132,18 +132,18 @@ _UNKNOWN = re.compile(r"(?<![\w'’$])\d*[a-zA-Z]\s*=|(?<![\w'’$])\d+[xyzXYZ]\
 COMMON = frozenset(
     map(Fraction, (*range(1, 13), 16, 24, 25, 30, 31, 36, 50, 52, 60, 100, 365, 366, 1000, 1440, 3600, 5280))
 )
-"""Numbers that a solution may bring: small ones, of hours, days, weeks and years, ounces, feet, cents, shares."""
+"""Numbers that a solution may add: small ones, of hours, days, weeks and years, ounces, feet, cents, shares."""
 _BECAUSE = r"\s*,?\s*(?:because|since|as)\s+(?:of\s+)?{name}\s*(?=[.,;]|$)"
 
 
 class Unusable(Exception):
-    """A solution of which no program can be made; the message says why, alike for all that fail alike."""
+    """A solution that makes no program; the message is the reason, equal for equal reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """words: what the variable is, in a line; "" where the sentence is an earlier step's. expression: Python. value:
-    what it is, exactly. uses: names of the steps in it."""
+    """A step of a program. words: the variable's description, in a line; "" if an earlier step has the sentence.
+    expression: Python. value: exact. uses: names of the steps in it."""
 
     name: str
     words: str
@@ -157,9 +157,9 @@ class Step:
 
 
 def read_steps(solution: str, question: str, answer: str) -> tuple[Step, ...]:
-    """The steps of an annotated solution, up to the last one that gives the answer (the last of all where none does).
+    """Read an annotated solution's steps, up to the last with the answer.
 
-    Raises Unusable.
+    If none gives the answer, all steps are returned. Raises Unusable.
     """
     if OPEN not in solution:
         raise Unusable("no annotated step")
@@ -173,8 +173,8 @@ def read_steps(solution: str, question: str, answer: str) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """A step in its line. text: what its sentence says in its place, {} for the variable."""
+class _StepMatch:
+    """A step in its line. text: its place in the sentence, {} for the variable."""
 
     start: int
     end: int
@@ -183,22 +183,22 @@ class _Found:
 
 
 class _Reader:
-    """Reads one solution."""
+    """Reader of one solution."""
 
     def __init__(self, question: str) -> None:
         self._asked = frozenset(_numbers(question))
         self._steps: list[Step] = []
         self._later: Counter[Fraction] = Counter()
         """Numbers of the steps that are yet to be read."""
-        self._said: frozenset[Fraction] = frozenset()
-        """Numbers of the line that is read, outside of its arithmetic."""
+        self._in_words: frozenset[Fraction] = frozenset()
+        """Numbers of the current line, outside of its arithmetic."""
 
-    def read(self, lines: Sequence[tuple[str, Sequence[_Found]]]) -> list[Step]:
-        """The steps of lines."""
+    def read(self, lines: Sequence[tuple[str, Sequence[_StepMatch]]]) -> list[Step]:
+        """Read the steps of lines."""
         self._later = Counter(n for _, found in lines for one in found for n in numbers_in(one.tree))
         for line, found in lines:
             before = len(self._steps)
-            self._said = frozenset(_numbers(_without(line, found)))
+            self._in_words = frozenset(_numbers(_without(line, found)))
             if new := [one for one in found if self._add(one.tree)]:
                 words = self._words(line, new, before)
                 if _UNKNOWN.search(words):
@@ -207,7 +207,7 @@ class _Reader:
         return self._steps
 
     def _add(self, tree: ast.expr) -> bool:
-        """Whether the tree is a step: one that says an earlier result again is none."""
+        """Add the tree as a step; return False if it only repeats an earlier result."""
         self._later.subtract(numbers_in(tree))
         uses: set[str] = set()
 
@@ -220,17 +220,17 @@ class _Reader:
             return name
 
         name = f"x{len(self._steps) + 1}"
-        expression = written(tree, name_of)
+        expression = to_python(tree, name_of)
         if expression in uses:
             return False
         self._steps.append(Step(name, "", expression, value_of(tree), frozenset(uses)))
         return True
 
     def _name(self, value: Fraction, uses: Collection[str]) -> str | None:
-        """The newest step of that value, one that is not in this expression yet if there is any; uses: of this one.
+        """Return the newest step of that value, if possible one not in this expression. uses: names in it.
 
         A number that the question has too is the question's, unless the step comes right before and the sentence does
-        not speak of that number, or nothing else takes up the step.
+        not contain that number, or no other step uses it.
         """
         same = [step.name for step in reversed(self._steps) if step.value == value]
         if not same:
@@ -241,16 +241,16 @@ class _Reader:
             return name
         if name in {*taken, *uses}:
             return None
-        at_once = name == self._steps[-1].name and value not in self._said
+        at_once = name == self._steps[-1].name and value not in self._in_words
         return name if at_once or self._later[value] <= 0 else None
 
     def _given(self, value: Fraction) -> bool:
-        """Whether whoever reads the question can know a number: it is there, it is a share or the rest of one that is
-        there, or everybody knows it."""
+        """Return whether a number follows from the question: it is there, it is a share or the rest of one that is
+        there, or it is common knowledge."""
         known = {value, 100 * value, 100 - value, 100 - 100 * value, 100 * value - 100, value - 100}
         return not known.isdisjoint(self._asked) or value in COMMON or 1 / (value or 1) in COMMON
 
-    def _words(self, line: str, found: Sequence[_Found], before: int) -> str:
+    def _words(self, line: str, found: Sequence[_StepMatch], before: int) -> str:
         made = self._steps[before:]
         parts: list[str] = []
         end = 0
@@ -264,7 +264,7 @@ class _Reader:
         return " ".join(words.split())
 
     def _named(self, text: str, before: int) -> str:
-        """Text with variables in place of results: of the steps of this line, and of those before it."""
+        """Put variables in place of results: of the steps of this line, and of those before it."""
         names = {step.value: step.name for step in (*reversed(self._steps[before:]), *self._steps[:before])}
 
         def put(match: re.Match[str]) -> str:
@@ -274,36 +274,36 @@ class _Reader:
         return _IN_TEXT.sub(put, text)
 
 
-def _steps_in(line: str) -> list[_Found]:
-    """The steps of a line: what is annotated, and what is said with its result and is right (`54*5 = $270`)."""
-    found: list[_Found] = []
+def _steps_in(line: str) -> list[_StepMatch]:
+    """Find the steps of a line: annotated ones, and equations with the right result (`54*5 = $270`)."""
+    found: list[_StepMatch] = []
     for match in _STEP.finditer(line):
-        said = _read(match["said"] or match["plainly"])
+        own = _read(match["formula"] or match["plain"])
         if match["left"] is None:
             if (
-                said is not None
-                and not isinstance(said, ast.Constant)
-                and value_of(said) == parse_rational(match["result"])
+                own is not None
+                and not isinstance(own, ast.Constant)
+                and value_of(own) == parse_rational(match["result"])
             ):
-                found.append(_Found(match.start(), match.end(), said, "{}"))
+                found.append(_StepMatch(match.start(), match.end(), own, "{}"))
             continue
         tree = _read(match["left"])
         if tree is None:
             raise Unusable("a step that is not arithmetic")
-        if isinstance(tree, ast.Constant) and said is not None and not isinstance(said, ast.Constant):
-            tree = said  # `287 x 4 = <<1148=1148>>`
-        # What the sentence computes is said by the program; what it says otherwise stays.
-        same = said is not None and value_of(said) == value_of(tree)
+        if isinstance(tree, ast.Constant) and own is not None and not isinstance(own, ast.Constant):
+            tree = own  # `287 x 4 = <<1148=1148>>`
+        # The program has the sentence's computation; other text stays.
+        same = own is not None and value_of(own) == value_of(tree)
         if same:
-            found.append(_Found(match.start(), match.end(), tree, "{}"))
+            found.append(_StepMatch(match.start(), match.end(), tree, "{}"))
         else:
-            kept = match["said"] or ""
+            kept = match["formula"] or ""
             text = f"{kept.rstrip()} = {{}}" if match["equals"] else f"{kept} {{}}"
-            found.append(_Found(match.start(), match.end(), tree, text))
+            found.append(_StepMatch(match.start(), match.end(), tree, text))
     return found
 
 
-def _without(line: str, found: Sequence[_Found]) -> str:
+def _without(line: str, found: Sequence[_StepMatch]) -> str:
     for one in reversed(found):
         line = f"{line[: one.start]} {line[one.end :]}"
     return line
@@ -319,7 +319,7 @@ def _read(text: str | None) -> ast.expr | None:
 
 
 def _numbers(text: str) -> list[Fraction]:
-    """Those that a text has, in digits or in words."""
+    """Return the numbers of a text, in digits or in words."""
     in_digits = (parse_rational(match[0]) for match in re.finditer(_NUMBER, text))
     in_words = (_IN_WORDS.get(word) for word in re.findall("[a-z]+", text.lower()))
     return [value for value in (*in_digits, *in_words) if value is not None]
@@ -330,14 +330,14 @@ _PROGRAM_NUMBER = re.compile(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])")
 
 
 def words_and_code(steps: Sequence[Step], reasoning: Reasoning) -> tuple[str, str]:
-    """What is said before the program, and the program, which prints the last step's value."""
+    """Return the program, which prints the result, and the text before it."""
     lines: list[str] = []
     for step in steps:
         if step.words and reasoning == "comments":
             lines.append(f"# {step.words}")
         lines.append(step.code)
-    said = "\n".join(step.words for step in steps if step.words) if reasoning == "before" else ""
-    return said, "\n".join([*lines, f"print({steps[-1].name})"])
+    words = "\n".join(step.words for step in steps if step.words) if reasoning == "before" else ""
+    return words, "\n".join([*lines, f"print({steps[-1].name})"])
 
 
 def _parenthesis(code: str, _steps: Sequence[Step], _rng: random.Random) -> str:
@@ -345,13 +345,13 @@ def _parenthesis(code: str, _steps: Sequence[Step], _rng: random.Random) -> str:
 
 
 def _undefined(code: str, steps: Sequence[Step], rng: random.Random) -> str:
-    """A step is left out whose variable is used."""
+    """Leave out a step whose variable is used."""
     step = rng.choice([one for one in steps if any(one.name in other.uses for other in steps)] or [steps[-1]])
     return "\n".join(line for line in code.splitlines() if line != step.code)
 
 
 def _too_early(code: str, steps: Sequence[Step], _rng: random.Random) -> str:
-    """A variable is named that no step has."""
+    """Print a variable that no step has."""
     return code.replace(f"print({steps[-1].name})", f"print(x{len(steps) + 1})")
 
 
@@ -369,7 +369,7 @@ def _money(code: str, steps: Sequence[Step], rng: random.Random) -> str:
 
 
 def _percent(code: str, steps: Sequence[Step], rng: random.Random) -> str:
-    """`20% * x1` is Python, though another sum: it is the sandbox that tells whether it fails."""
+    """Put % behind a number: `20% * x1` is Python, though not what was meant; the sandbox shows whether it fails."""
     return _on_a_number(code, steps, rng, lambda number: f"{number}%")
 
 
@@ -389,9 +389,9 @@ def _on_a_number(code: str, steps: Sequence[Step], rng: random.Random, change: C
 _BROKEN = (_parenthesis, _undefined, _too_early, _misspelt, _not_imported, _money, _percent, _quoted)
 
 
-def broken(code: str, steps: Sequence[Step], rng: random.Random) -> Iterator[str]:
-    """Variants of a program, each likely to fail, all different, in an order drawn from `rng`; whether one does is for
-    the sandbox to say. There are two at least, and two at least do fail (a name that is not there)."""
+def failing_variants(code: str, steps: Sequence[Step], rng: random.Random) -> Iterator[str]:
+    """Yield distinct variants of a program that are likely to fail. Their order is drawn from `rng`; the sandbox shows
+    whether one does. At least two do (a name that is not there)."""
     for change in rng.sample(_BROKEN, len(_BROKEN)):
         changed = change(code, steps, rng)
         if changed != code:

@@ -1,4 +1,4 @@
-"""Demonstrations out of other people's transcripts: what was said is kept, the template is the model's own."""
+"""Demonstrations from transcripts: texts as recorded, in the model's template."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from retcon.core.types import Trajectory, to_sample
 from retcon.models.locating import fetch_files, is_hub_name
 from retcon.store.fingerprint import fingerprint
 from retcon.store.records import KINDS, Record
-from retcon.train.datasets.demonstrations import files_of, read_rendered, refuse_other_texts
+from retcon.train.datasets.demonstrations import check_texts, files_of, read_rendered
 from retcon.train.demos.rolling import TOO_LONG
-from retcon.train.demos.types import DemoSetup, Made
+from retcon.train.demos.types import DemoBatch, DemoSetup
 from retcon.transcripts.items import decode
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ EMPTY = "nothing in it that a model wrote"
 
 @dataclass
 class TranscriptSource:
-    """Implements `Source`; a candidate is a record, which may hold several transcripts."""
+    """A `Source` over records, each of which may hold several transcripts."""
 
     files: Sequence[Path]
     chat: Chat
@@ -48,8 +48,8 @@ class TranscriptSource:
         self._at = 0
         self._records = self._read()
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
-        """See `Source.make`."""
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
+        """Render the records of candidates as demonstrations."""
         if start != self._at:
             self._records = islice(self._read(), start, None)
         self._at = stop
@@ -64,7 +64,7 @@ class TranscriptSource:
                     rejected[why] += 1
                 else:
                     found.append(one)
-        return Made(seen, tuple(found), rejected)
+        return DemoBatch(seen, tuple(found), rejected)
 
     def _read(self) -> Iterator[tuple[Record, list[Trajectory]]]:
         everything = chain.from_iterable(read_rendered(file, self.chat) for file in self.files)
@@ -79,24 +79,24 @@ class TranscriptSource:
             sample = to_sample(trajectory, scored=False)
         except MissingIds as error:
             raise RecordError(f"{where}: {error}: an audit? Give what `retcon purify` wrote to -o") from error
-        refuse_other_texts([(s.text, s.ids or ()) for s in trajectory.segments], self.chat.tokenizer, where)
+        check_texts([(s.text, s.ids or ()) for s in trajectory.segments], self.chat.tokenizer, where)
         if len(sample.ids) > self.max_tokens:
             return TOO_LONG
         return None if any(sample.mask) else EMPTY
 
 
 def _with_reward(trajectory: Trajectory, record: Record) -> Trajectory:
-    """As the record says, where the trajectory does not know; 1 and -1 for true and false."""
+    """Add the record's reward to a trajectory without one; 1 and -1 for true and false."""
     value = decode(record)
     if trajectory.reward is not None or not isinstance(value, dict):
         return trajectory
     for place in (value, *(inner for inner in value.values() if isinstance(inner, dict))):
         for name in FLAGS:
-            said = place.get(name)
-            if isinstance(said, bool):
-                return replace(trajectory, reward=1.0 if said else -1.0)
-            if isinstance(said, int | float):
-                return replace(trajectory, reward=float(said))
+            flag = place.get(name)
+            if isinstance(flag, bool):
+                return replace(trajectory, reward=1.0 if flag else -1.0)
+            if isinstance(flag, int | float):
+                return replace(trajectory, reward=float(flag))
     return trajectory
 
 
@@ -112,7 +112,7 @@ def _found(name: str) -> Path:
 
 @asynccontextmanager
 async def open_transcripts(section: Transcripts, setup: DemoSetup) -> AsyncIterator[TranscriptSource]:
-    """Raises RecipeError for files that are not named or not there, RecordError for a folder without transcripts."""
+    """Open a section's files. Raises RecipeError for missing files, RecordError for a folder without transcripts."""
     if not section.path:
         raise RecipeError("demos.path: it is empty: name a file or folder of transcripts, or several")
     files = [file for path in section.path for file in files_of(_found(path))]

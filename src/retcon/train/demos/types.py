@@ -1,4 +1,4 @@
-"""What a source of demonstrations is, and what it is given. No torch."""
+"""Interface of demonstration sources. No torch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LOST = "lost to infrastructure faults"
 
 @dataclass(frozen=True, slots=True)
 class DemoSetup:
-    """What demonstrations are made for. chat: of the model that will learn. tasks: gives the task set. on_place: told
-    where a teacher that is a model computes."""
+    """Arguments of a source. chat: the learner's. tasks: returns the task set. on_place: called with the placement of a
+    teacher that is a model."""
 
     recipe: Recipe
     chat: Chat
@@ -28,9 +28,9 @@ class DemoSetup:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What came of some candidates. seen: how many there were, fewer than were asked for only where there are no more.
-    rejected: how many were not kept, by why. What was made of them is in `kept` or counted in `rejected`."""
+class DemoBatch:
+    """Demonstrations from some candidates. seen: their number, less than requested only at the end of the source.
+    rejected: counts by reason. Every demonstration made is in `kept` or counted in `rejected`."""
 
     seen: int
     kept: tuple[Trajectory, ...] = ()
@@ -38,28 +38,28 @@ class Made:
 
 
 class Source(Protocol):
-    """Candidates in an order that depends on the recipe alone, each made into a demonstration or rejected."""
+    """A source of demonstrations: candidates in an order set by the recipe."""
 
     @property
     def chunk(self) -> int:
-        """Candidates that are made at once: what a kill loses at most."""
+        """Candidates per batch: the most that a kill loses."""
         ...
 
     @property
     def ends(self) -> bool:
-        """Whether they come to an end, and soon: others are given up after many in a row that add no demonstration."""
+        """Whether the source ends soon; others are given up after many candidates without a demonstration."""
         ...
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Name to fingerprint of what they are made from, besides the recipe."""
+        """Name to fingerprint of the inputs besides the recipe."""
         ...
 
-    async def make(self, start: int, stop: int, kept: int) -> Made:
-        """Of the candidates start to stop, 0-based; `kept` were kept of those before. Raises what the tasks, tools and
-        engines raise for work that cannot go on."""
+    async def make(self, start: int, stop: int, kept: int) -> DemoBatch:
+        """Make demonstrations of candidates start to stop, 0-based; `kept` were kept before. Raises what the tasks,
+        tools and engines raise for work that cannot go on."""
         ...
 
 
 OpenSource = AbstractAsyncContextManager[Source]
-"""What a kind's `open` gives. Entered before any work: whatever is wrong with the recipe or its data is said then."""
+"""Result of a kind's `open`. Entered before any work: it raises for errors of the recipe or its data."""

@@ -1,1 +1,1 @@
-"""The forward of a training step, and where and in which precision it computes."""
+"""Forward pass of a training step, its device and precision."""

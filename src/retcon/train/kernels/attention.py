@@ -1,6 +1,6 @@
-"""Attention over a packed row (see `packing`), as an attention function of transformers.
+"""Attention over a packed row (see `packing`), for transformers' attention interface.
 
-Scaled dot products without copies of the keys and values that a group of query heads has in common.
+Keys and values that a group of query heads has in common are not copied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from retcon.engine.local.slabs import attend_by_products, quicker
+from retcon.engine.local.slabs import attend_by_products, prefers_products
 from retcon.train.kernels.packing import Bucket, Packing, Prefix
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 NAME = "retcon_packed"
 HALF = torch.bfloat16, torch.float16
 SHORT = 1024
-"""Keys up to which bfloat16 attends by products on a CPU: torch's fused kernel takes up to five times as long, but
+"""Most keys for which bfloat16 attends by products on a CPU: torch's fused kernel takes up to five times as long, but
 keeps nothing for the backward, and wins from 2,048 on."""
 
 
 class _Take(torch.autograd.Function):
-    """x[index], whose backward writes where torch's own adds row by row: `kept` of `index` are distinct, all of them
-    where it is None, and the others, padding, have no gradient."""
+    """x[index] with a backward that writes, where torch's adds row by row: `kept` of `index` are distinct (None: all);
+    the others, padding, have no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, kept: Tensor | None) -> Tensor:
@@ -56,9 +56,10 @@ def packed_attention(
     dropout: float = 0.0,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """query: (1, H, N, D); key, value: (1, KV, N, D), H a multiple of KV → (1, N, H, D). attention_mask: not used.
+    """Attend over a packed row: query (1, H, N, D); key, value (1, KV, N, D), H a multiple of KV → (1, N, H, D).
 
-    What other keyword arguments say is either said by `packing`, or was ruled out by `forward.why_not_packed`.
+    attention_mask: not used. Other keyword arguments are either part of `packing`, or ruled out by
+    `forward.why_not_packed`.
     """
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
@@ -75,13 +76,13 @@ def packed_attention(
 def _bucket_attention(
     bucket: Bucket, own: Sequence[Tensor], every: Sequence[Tensor], *, scale: float | None, drop: float
 ) -> Tensor:
-    """own: q, k, v of the bucket's n tokens, (n, heads, D). every: k, v of all tokens → (n, heads, D)."""
+    """Attend in one bucket. own: q, k, v of its n tokens, (n, heads, D). every: k, v of all tokens → (n, heads, D)."""
     if bucket.index is not None:
         own = [_Take.apply(x, bucket.index, bucket.kept) for x in own]
     q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in own)
     prefix = bucket.prefix
     if prefix is not None:
-        shared = (_beginnings(x, prefix).unflatten(0, (prefix.count, -1)) for x in every)
+        shared = (_prefix_states(x, prefix).unflatten(0, (prefix.count, -1)) for x in every)
         k, v = (torch.cat([x.index_select(0, prefix.rows), y], 1) for x, y in zip(shared, (k, v), strict=True))
     mask = None if prefix is None else prefix.mask
     out = attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, scale=scale, drop=drop)
@@ -89,9 +90,8 @@ def _bucket_attention(
     return flat if bucket.kept is None else _Take.apply(flat, bucket.kept, None)
 
 
-def _beginnings(x: Tensor, prefix: Prefix) -> Tensor:
-    """Of all ids' x, those that rows see before themselves. Padding among them has no gradient either way: nobody looks
-    at it."""
+def _prefix_states(x: Tensor, prefix: Prefix) -> Tensor:
+    """Return the x of all ids in the rows' prefixes. Padding among them has no gradient, as no row sees it."""
     if prefix.distinct:
         taken: Tensor = _Take.apply(x, prefix.index, prefix.kept)
         return taken
@@ -99,11 +99,11 @@ def _beginnings(x: Tensor, prefix: Prefix) -> Tensor:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float | None, drop: float = 0.0) -> Tensor:
-    """softmax(q kᵀ · scale + mask) v. q: (B, H, T, D); k, v: (B, KV, L, D) → (B, H, T, D).
+    """Return softmax(q kᵀ · scale + mask) v. q: (B, H, T, D); k, v: (B, KV, L, D) → (B, H, T, D).
 
     mask: (B or 1, 1, T, L), of q's dtype; None: causal, with T = L. scale: None for 1/√D.
     """
-    if quicker(q) and k.shape[2] <= SHORT and not drop:
+    if prefers_products(q) and k.shape[2] <= SHORT and not drop:
         return attend_by_products(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale)
     groups = q.shape[1] // k.shape[1]
     if q.device.type == "cuda" and groups > 1 and (mask is not None or q.dtype not in HALF):
@@ -116,8 +116,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float
 
 
 @contextmanager
-def attending(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the model attends by `packed_attention`."""
+def use_packed_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model attend by `packed_attention` for a block."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, packed_attention)

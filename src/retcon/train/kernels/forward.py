@@ -1,4 +1,4 @@
-"""Forwards of training: which way the samples of a micro-batch go through the model, decided once and up front."""
+"""Forward passes of training: packed or padded micro-batches."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from torch import Tensor
 
 from retcon.core.errors import CheckpointError, format_user_error
 from retcon.core.types import Sample
-from retcon.engine.local.machine import attend_without_cudnn, keep_pages
-from retcon.models.placing import evaluating, head_of, layers_of
+from retcon.engine.local.machine import disable_cudnn, keep_pages
+from retcon.models.placing import backbone_of, eval_mode, output_head
 from retcon.train.batch import Batch, collate, micro_batches
-from retcon.train.kernels.attention import attending
+from retcon.train.kernels.attention import use_packed_attention
 from retcon.train.kernels.computing import Computing
-from retcon.train.kernels.layers import checkpointed, quick_linears, quick_norms
+from retcon.train.kernels.layers import checkpoint_layers, quick_linears, quick_norms
 from retcon.train.kernels.logprobs import gather_entropies, gather_logprobs, padded_hidden
-from retcon.train.kernels.packing import Repeats, pack, packed_batches
+from retcon.train.kernels.packing import SharedPrefixes, pack, packed_batches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 COPIED = 8
-"""Ids of a shared beginning whose keys and values, copied for one more row of attention, take on a GPU about what one
-computed id keeps for the backward: a tenth to a seventh of it for Qwen3's shapes, as they are copied for each head of
-the queries. What a CPU's cache holds of a micro-batch is too little for copies to matter."""
+"""Ids of a shared prefix whose keys and values, copied for one more row of attention, take on a GPU about as much as
+one computed id keeps for the backward: a tenth to a seventh of it for Qwen3's shapes, as they are copied for each head
+of the queries. A CPU's micro-batches are too small for copies to matter."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A micro-batch: its samples and their padded tensors, its log-probs (B, T), 0 where not scored, and what was
-    computed for it: ids that are no padding, and those that attention computed, padding among them. entropies: (B, T)
-    nats, 0 where not learnt; None unless asked for."""
+    """A micro-batch: its samples, their padded tensors, and log-probs (B, T), 0 where not scored.
+
+    ids: computed ids without padding; padded: those of attention, with padding. entropies: (B, T) nats, 0 where not
+    learnt; None unless requested."""
 
     samples: Sequence[Sample]
     batch: Batch
@@ -50,21 +51,20 @@ class Part:
 def forwards(
     model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, *, entropies: bool = False
 ) -> Iterator[Iterator[Part]]:
-    """The micro-batches of `samples` one after another; each must be used up, its backward included, before the next.
-    entropies: whether they are wanted, for one more product with the output layer.
+    """Yield micro-batches of `samples`; use each, with its backward, before the next.
 
-    Raises ValueError where a sample's first id is to be learnt, CheckpointError where the model's code refuses to be
-    differentiated, as Reformer's does with its dropout off.
+    entropies: whether to compute them, for one more product with the output layer. Raises ValueError if a sample's
+    first id is in its loss mask, CheckpointError if the model's code refuses a backward, as Reformer's without dropout.
     """
     packs = _packs(model, samples)
-    head_of(model)  # found out before anything is patched
+    output_head(model)  # checked before anything is patched
     with ExitStack() as stack:
         if packs:
-            stack.enter_context(attending(model))
+            stack.enter_context(use_packed_attention(model))
         if computing.checkpointing:
-            stack.enter_context(checkpointed(model))
+            stack.enter_context(checkpoint_layers(model))
         if model.device.type == "cuda":
-            attend_without_cudnn()
+            disable_cudnn()
         if model.device.type == "cpu":
             keep_pages()
             stack.enter_context(quick_norms(model))
@@ -80,9 +80,9 @@ def forwards(
 
 
 def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
-    """Why the samples, the longest of `longest` ids, must be padded rows that share nothing; None where they need not.
+    """Return why samples of `longest` ids cannot be packed, or None.
 
-    What it takes: attention that is torch's scaled dot product and nothing else, over all of a sample.
+    Packing needs attention that is torch's scaled dot product and nothing else, over all of a sample.
     """
     name, config = type(model).__name__, model.config.get_text_config()
     if not model._supports_attention_backend:
@@ -100,7 +100,7 @@ def why_not_packed(model: PreTrainedModel, longest: int) -> str | None:
 
 
 def batches_of(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> list[list[Sample]]:
-    """The micro-batches of `samples`, as `forwards` computes them."""
+    """Return the micro-batches of `samples` that `forwards` computes."""
     if not _packs(model, samples):
         return micro_batches(samples, computing.micro_batch_tokens)
     copied = 0 if model.device.type == "cpu" else COPIED
@@ -116,21 +116,21 @@ _ALIKE: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 @torch.no_grad()
 def _packs_alike(model: PreTrainedModel) -> bool:
-    """Return whether packed samples get the hidden states that padded ones get; some models count positions otherwise.
+    """Return whether packed samples get the hidden states of padded ones; some models count positions otherwise.
 
-    Tried once for each model, with two short samples that share their beginning.
+    Tried once for each model, with two short samples that share a prefix.
     """
     if model not in _ALIKE:
         vocabulary = model.config.get_text_config().vocab_size
         rows = [tuple(n % vocabulary for n in (3, 4, 5, *more)) for more in ((6, 7), (8, 9, 10))]
         samples = [Sample(r, (0, 0, 0, *(1,) * (len(r) - 3)), (None,) * len(r), (0,) * len(r)) for r in rows]
         batch = collate(samples, device=model.device)
-        with evaluating(model):
+        with eval_mode(model):
             hidden, source = padded_hidden(model, batch.ids, batch.mask)
             try:
-                with attending(model):
+                with use_packed_attention(model):
                     packing = pack(samples, share=True, dtype=model.dtype, device=model.device)
-                    found = layers_of(model)(
+                    found = backbone_of(model)(
                         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
                     ).last_hidden_state[0]
                 apart = (found[packing.source] - hidden[source]).abs().max() / hidden[source].abs().max()
@@ -164,7 +164,7 @@ def _packed(
 ) -> Part:
     dtype = model.dtype if computing.dtype == "float32" else DTYPES[computing.dtype]
     packing = pack(samples, share=computing.share_prompts, dtype=dtype, device=model.device)
-    hidden = layers_of(model)(
+    hidden = backbone_of(model)(
         input_ids=packing.ids, position_ids=packing.positions, use_cache=False, packing=packing
     ).last_hidden_state[0]
     found = _learnt(model, hidden, packing.source, batch, computing, entropies, packing.repeats)
@@ -178,10 +178,9 @@ def _learnt(
     batch: Batch,
     computing: Computing,
     entropies: bool,
-    repeats: Repeats | None = None,
+    repeats: SharedPrefixes | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs, and entropies where they are wanted, (B, T), of what `source` says precedes the tokens that are
-    learnt."""
+    """Return log-probs, and entropies if requested, (B, T). source: the hidden states before the learnt tokens."""
     chunk, temperature = computing.logits_chunk, computing.temperature
     logprobs = gather_logprobs(
         model, hidden, source, ids=batch.ids, mask=batch.scored, chunk=chunk, repeats=repeats, temperature=temperature

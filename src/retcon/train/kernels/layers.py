@@ -1,7 +1,7 @@
-"""Linear layers in float32 on a CPU by oneDNN, where torch calls MKL, which takes twice as long on AMD's Zen 5 (up to
-a quarter longer on Zen 4).
+"""Quick CPU layers: float32 linear layers by oneDNN, RMS norms, checkpointing.
 
-On Intel's it is the other way round for large layers: gradients of weights take oneDNN 1.3 to 3 times as long.
+torch calls MKL, which takes twice as long on AMD's Zen 5 (up to a quarter longer on Zen 4). On Intel's CPUs it is the
+other way round for large layers: gradients of weights take oneDNN 1.3 to 3 times as long.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ AVAILABLE: Final = (
 """Whether this torch has oneDNN's linear layer for this CPU. A property of the machine: a run repeats on it."""
 MKL_AT_HOME: Final = "Intel" in cpu_name()
 LARGE = 300_000
-"""Weights of a layer from which torch's own products are the quicker ones on Intel's CPUs. Below, there is less between
-the two, and what small models learn stays the same bits."""
+"""Weights of a layer from which torch's own products are the quicker ones on Intel's CPUs. Below, the two differ less,
+and small models keep the bits that they learnt before."""
 
 
 @contextmanager
 def quick_linears(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the linear layers of `model` that are quicker so are computed by `product`, forwards and backwards."""
+    """Compute linear layers by `product` for a block, where that is quicker."""
     plain = (m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m))
     layers = [m for m in plain if AVAILABLE and product_for(m.weight) is product]
     for layer in layers:
@@ -60,13 +60,13 @@ def _eligible(x: Tensor, weight: Tensor) -> bool:
 
 
 def product_for(weight: Tensor, at_home: bool = MKL_AT_HOME) -> Callable[..., Tensor]:
-    """The quicker product for a layer of such a weight, and for its gradients: `product` or torch's own. at_home:
-    whether the CPU is one for which MKL is made."""
+    """Return the quicker product for a weight and its gradients: `product` or torch's own. at_home: whether MKL is made
+    for this CPU."""
     return functional.linear if at_home and weight.numel() >= LARGE else product
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weightᵀ + bias by oneDNN where it can: x (…, i), weight (o, i) or such a view, bias (o,) → (…, o)."""
+    """Return x weightᵀ + bias, by oneDNN if possible: x (…, i), weight (o, i) or such a view, bias (o,) → (…, o)."""
     if not _eligible(x, weight):
         return functional.linear(x, weight, bias)
     found: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -93,9 +93,10 @@ class _Linear(torch.autograd.Function):
 
 @contextmanager
 def quick_norms(model: PreTrainedModel) -> Iterator[None]:
-    """Within, the norms of `model` that are weight · x / √(mean(x²) + variance_epsilon) are computed here, in float32.
+    """Compute plain RMS norms in one function for a block, in float32.
 
-    Written out operation by operation, as transformers has them, they are a tenth of a small model's update on a CPU.
+    Operation by operation, as in transformers, weight · x / √(mean(x²) + variance_epsilon) is a tenth of a small
+    model's update on a CPU.
     """
     norms = [m for m in model.modules() if _is_plain(m)]
     for norm in norms:
@@ -108,7 +109,7 @@ def quick_norms(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """By its name and its parts, and by what it makes of an example: some multiply by 1 + weight."""
+    """Return whether a module is a plain RMS norm, by name, parts and an example: some multiply by 1 + weight."""
     if not type(module).__name__.endswith("RMSNorm") or not hasattr(module, "variance_epsilon"):
         return False
     if "forward" in vars(module) or [name for name, _ in module.named_parameters()] != ["weight"]:
@@ -144,12 +145,12 @@ class _RMSNorm(torch.autograd.Function):
 
 
 @contextmanager
-def checkpointed(model: PreTrainedModel) -> Iterator[None]:
-    """Within, a layer keeps its input alone, and is computed again in the backward.
+def checkpoint_layers(model: PreTrainedModel) -> Iterator[None]:
+    """Checkpoint activations for a block: layers keep their inputs alone.
 
-    transformers does so in layers that are in training mode, which an update of reinforcement learning is not, for the
-    sake of dropout: the layers are put into that mode, and what is in them is not. Raises ValueError for a model that
-    transformers cannot checkpoint, or whose layers themselves would then drop out.
+    They are computed again in the backward. transformers does so in layers in training mode, which an update of
+    reinforcement learning avoids for dropout: the layers are put into that mode, their modules are not. Raises
+    ValueError for a model that transformers cannot checkpoint, or whose layers themselves would then drop out.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -171,5 +172,5 @@ def checkpointed(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _drops_out(layer: nn.Module) -> bool:
-    """Whether the layer has a rate of its own; modules in it keep their mode."""
+    """Return whether the layer itself has a dropout rate; modules in it keep their mode."""
     return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(layer).items())

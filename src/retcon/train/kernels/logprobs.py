@@ -1,9 +1,9 @@
-"""Log-probs of given ids without all logits: the vocabulary is gone through in slices.
+"""Log-probs of given ids, by slices of the vocabulary.
 
 The logits of N ids over V words exist `chunk` at a time, in the forward, which keeps the running log-sum-exp alone, and
 in the backward, which computes them again. Slices of the vocabulary, unlike slices of the ids, write each part of the
-gradient of the output layer's weights once; as in Cut Cross-Entropy (arXiv 2411.09009), and as there the softmax is
-recomputed from the log-sum-exp. Where one slice holds all, its logits are kept instead.
+gradient of the output layer's weights once, as in Cut Cross-Entropy (arXiv 2411.09009); as there, the softmax is
+recomputed from the log-sum-exp. If one slice holds all, its logits are kept instead.
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from retcon.models.placing import head_of, layers_of
+from retcon.models.placing import backbone_of, output_head
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.layers import product_for
-from retcon.train.kernels.packing import Repeats
+from retcon.train.kernels.packing import SharedPrefixes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 SLICE = 2**22
-"""Logits of a slice at most on a CPU, where there are several: larger ones come on new pages each time, whose faults
-cost as much as what is computed in them."""
+"""Most logits of one of several slices on a CPU: larger ones need new pages each time, whose faults cost as much as the
+computation in them."""
 
 
 def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
-    """log π(ids[:, t] | ids[:, :t]) in fp32 nats, (B, T), where mask; 0 elsewhere. mask[:, 0] must be False.
+    """Return masked ids' log-probs, (B, T) float32 nats.
 
-    Padding must be on the right, where causal attention never sees it. Logits, most of a small model's work, are
-    computed for the masked positions alone, `chunk` of them at once.
+    log π(ids[:, t] | ids[:, :t]), 0 outside the mask; mask[:, 0] must be False. Padding must be on the right, where
+    causal attention never sees it. Logits, most of a small model's work, are computed for the masked positions alone,
+    `chunk` of them at once.
     """
     hidden, source = padded_hidden(model, ids, mask)
     return gather_logprobs(model, hidden, source, ids=ids, mask=mask, chunk=chunk)
 
 
 def padded_hidden(model: PreTrainedModel, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The hidden states of padded rows, (B · T, d), and which of them precede the tokens in the loss mask, (L,)."""
-    hidden: Tensor = layers_of(model)(input_ids=ids, use_cache=False).last_hidden_state
+    """Return hidden states, (B · T, d), and masked tokens' predecessors, (L,)."""
+    hidden: Tensor = backbone_of(model)(input_ids=ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1), mask.reshape(-1).nonzero().squeeze(-1) - 1
 
 
 def gather_logprobs(
     model: PreTrainedModel, hidden: Tensor, source: Tensor, *, ids: Tensor, mask: Tensor, chunk: int,
-    repeats: Repeats | None = None, temperature: float = 1.0,
+    repeats: SharedPrefixes | None = None, temperature: float = 1.0,
 ) -> Tensor:  # fmt: skip
-    """log π of the tokens in the loss mask, in their places, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the
-    hidden states that precede the L tokens in the loss mask, row by row. repeats: which of them need not be computed
-    more than once. temperature: what logits are divided by."""
+    """Return log π of the masked tokens, (B, T), 0 elsewhere. hidden: (N, d). source: (L,), the hidden states that
+    precede the L tokens in the loss mask, row by row. repeats: tokens to be computed only once. temperature: divisor of
+    the logits."""
     # index_select, unlike a boolean index, has a backward that is deterministic at no cost.
     where = mask.reshape(-1).nonzero().squeeze(-1)
     targets = ids.reshape(-1).index_select(0, where)
     if repeats is not None:
         source, targets = source.index_select(0, repeats.first), targets.index_select(0, repeats.first)
-    head, scale = head_of(model)
+    head, scale = output_head(model)
     states = _scaled(hidden.index_select(0, source), scale)
     found = learnt_logprobs(states, head, targets, chunk, temperature)
     if repeats is not None:
@@ -68,10 +69,10 @@ def gather_logprobs(
 
 
 def learnt_logprobs(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int, temperature: float = 1.0) -> Tensor:
-    """log π(targets) in nats, (N,) float32 (or float64 for such hidden states). hidden: (N, d), of what precedes each
-    target. head: the output layer. chunk: logits (ids × vocabulary) at once. temperature: what logits are divided by.
+    """Return log π(targets), (N,) float32 nats (float64 for such states). hidden: (N, d), before each target. head: the
+    output layer. chunk: logits (ids × vocabulary) at once. temperature: divisor of the logits.
 
-    The matrix products are computed in autocast's dtype where it is on, the rest in float32. A head that is not a plain
+    The matrix products are computed in autocast's dtype if it is on, the rest in float32. A head that is not a plain
     linear layer (an adapter on it) is called on slices of the tokens instead.
     """
     if type(head) is not nn.Linear:
@@ -165,11 +166,11 @@ def _by_ids(hidden: Tensor, head: nn.Module, targets: Tensor, chunk: int, temper
 def gather_entropies(
     model: PreTrainedModel, hidden: Tensor, source: Tensor, *, mask: Tensor, chunk: int, temperature: float = 1.0
 ) -> Tensor:
-    """H(π(· | prefix)) before each token in the loss mask, in its place, (B, T) float32 nats, 0 elsewhere; with
-    gradient. hidden: (N, d). source: (L,), the hidden states that precede the L tokens in the loss mask, row by row.
-    chunk: logits (tokens × vocabulary) at once; beyond it they are computed once more in the backward. temperature:
-    what logits are divided by."""
-    head, scale = head_of(model)
+    """Return the entropies H(π(· | prefix)) before masked tokens, with gradient: (B, T) float32 nats, 0 elsewhere.
+    hidden: (N, d). source: (L,), the hidden states that precede the L tokens in the loss mask, row by row. chunk:
+    logits (tokens × vocabulary) at once; beyond it they are computed once more in the backward. temperature: divisor of
+    the logits."""
+    head, scale = output_head(model)
     entropies = partial(_entropies, head, temperature)
     states = _scaled(hidden.index_select(0, source), scale)
     tokens = max(1, chunk // int(model.config.get_text_config().vocab_size))
@@ -187,7 +188,7 @@ def _scaled(hidden: Tensor, factor: float) -> Tensor:
 
 
 def _entropies(head: Any, temperature: float, states: Tensor) -> Tensor:
-    """-Σ p log p of the output layer's logits, (n, d) to (n,)."""
+    """Return -Σ p log p of the output layer's logits, (n, d) to (n,)."""
     logits = head(states)
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     logprobs = (wide if temperature == 1.0 else wide / temperature).log_softmax(-1)

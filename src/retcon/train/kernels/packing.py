@@ -1,8 +1,8 @@
-"""Samples laid out one after another in a single row, without padding, what several of them begin with only once.
+"""Packing of samples into one row, with shared prefixes once.
 
-The linear layers of a model see (1, N) ids, none of them padding, at the positions they have in their samples. Only
-attention needs to know who sees whom: it goes by rows (what samples begin with, what follows it in one of them, or a
-whole sample), padded to their bucket's width.
+The linear layers of a model see (1, N) ids without padding, at the positions they have in their samples. Only attention
+needs to know which id sees which: it works by rows (a shared prefix, the rest of a sample, or a whole sample), padded
+to their bucket's width.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from torch import Tensor
 from retcon.core.types import Sample
 
 MASK = 1 << 24
-"""Elements of an attention mask at most: samples whose mask would be larger do not share their beginning."""
+"""Most elements of an attention mask: samples whose mask would be larger share no prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Ids start…stop of `sample`, which follow those of the row `above`, None for a row that begins at position 0. A
-    row that others follow is one of several samples; `sample` is any of them."""
+    """Ids start…stop of `sample`, which follow the row `above`.
+
+    above: None for a row from position 0. A row that others follow is of several samples; `sample` is any of them."""
 
     sample: int
     start: int
@@ -34,19 +35,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Samples of a micro-batch, by index, that begin with the same `prompt` ids; 0 for a sample on its own."""
+    """Samples of a micro-batch, by index, with a common prompt. prompt: its ids, 0 for a single sample."""
 
     members: tuple[int, ...]
     prompt: int
 
 
 def prompt_length(sample: Sample) -> int:
-    """Ids before the first that is learnt, which the rollouts of a group have in common; 0 where none is."""
+    """Count the ids before the first learnt one, a group's prompt; 0 without learnt ids."""
     return sample.scored.index(1) if 1 in sample.scored else 0
 
 
 def families(samples: Sequence[Sample]) -> list[Family]:
-    """Who shares a prompt, in order of first appearance. A sample that is learnt nowhere, or alone, shares nothing."""
+    """Group samples by prompt, in order of first appearance; one without learnt ids shares nothing."""
     alike: dict[tuple[int, ...], list[int]] = {}
     for i, sample in enumerate(samples):
         alike.setdefault(sample.ids[: prompt_length(sample)], []).append(i)
@@ -61,8 +62,9 @@ def families(samples: Sequence[Sample]) -> list[Family]:
 
 
 def rows_of(samples: Sequence[Sample], *, share: bool) -> tuple[list[Row], list[int]]:
-    """What is computed: first what several samples begin with, each row after those that it follows, then a row of its
-    own for each sample; and which those are."""
+    """Return the rows to compute, and the last row of each sample.
+
+    Shared prefixes come first, each row after those that it follows, then a row for each sample."""
     rows: list[Row] = []
     follows: list[tuple[int, int | None]] = [(0, None)] * len(samples)  # where a sample's own row begins, after which
     for family in families(samples) if share else ():
@@ -75,7 +77,7 @@ def rows_of(samples: Sequence[Sample], *, share: bool) -> tuple[list[Row], list[
             if len(members) == 1:
                 follows[members[0]] = start, above
                 continue
-            alike = [in_common(samples[one], samples[other]) for one, other in pairwise(members)]
+            alike = [shared_length(samples[one], samples[other]) for one, other in pairwise(members)]
             stop = min(alike)
             if stop > start:
                 rows.append(Row(members[0], start, stop, above))
@@ -88,22 +90,22 @@ def rows_of(samples: Sequence[Sample], *, share: bool) -> tuple[list[Row], list[
 
 
 def trees(samples: Sequence[Sample], members: Sequence[int]) -> list[tuple[int, ...]]:
-    """The samples of each tree, in order of first appearance; within one those that have much in common together."""
+    """Group samples by tree, and sort each tree by common prefix."""
     found: dict[object, list[int]] = {}
     for i in members:
         found.setdefault(samples[i].tree or i, []).append(i)
     return [tuple(sorted(tree, key=lambda i: samples[i].ids)) if len(tree) > 1 else (*tree,) for tree in found.values()]
 
 
-def in_common(one: Sample, other: Sample) -> int:
-    """Ids that both begin with, short of all of either: each keeps a row of its own."""
+def shared_length(one: Sample, other: Sample) -> int:
+    """Return the ids of the common prefix, less than either sample: each keeps its own row."""
     length = min(len(one.ids), len(other.ids)) - 1
     unequal = np.fromiter(one.ids, np.int64, length) != np.fromiter(other.ids, np.int64, length)
     return int(unequal.argmax()) if unequal.any() else length
 
 
 def chain(rows: Sequence[Row], row: int | None) -> list[int]:
-    """The rows down to this one, this one last; none for None."""
+    """Return the rows down to this one, this one last; empty for None."""
     found = []
     while row is not None:
         found.append(row)
@@ -112,23 +114,23 @@ def chain(rows: Sequence[Row], row: int | None) -> list[int]:
 
 
 PADDING = 0.15
-"""Share of padding in a bucket of more than one row at most."""
+"""Largest share of padding in a bucket of more than one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a row: its own ids, and those before them that it sees."""
+    """Sizes of a row: its own ids, and those it sees before them."""
 
     own: int
     prefix: int = 0
 
 
 def buckets(sizes: Sequence[Size], *, max_tokens: int | None = None, max_mask: int | None = None) -> list[list[int]]:
-    """Indices of `sizes` in buckets, the longest rows first; rows with and without a prefix do not mix.
+    """Group rows by index into buckets, longest first, by prefix or none.
 
-    Where a bucket has more than one row, at most PADDING of its rows' ids is padding, and likewise of what they see,
-    which is padded to the longest prefix and the longest row. max_tokens: padded, of a bucket; a longer row goes alone.
-    max_mask: rows × tokens × what they see, where there are prefixes of several lengths.
+    In a bucket of several rows, at most PADDING of their ids is padding, and of the ids they see, which are padded to
+    the longest prefix and the longest row. max_tokens: padded, of a bucket; a longer row goes alone. max_mask: rows ×
+    tokens × ids seen, for prefixes of several lengths.
     """
     order = sorted(range(len(sizes)), key=lambda i: (sizes[i].prefix > 0, -sizes[i].own, -sizes[i].prefix))
     return list(_greedy(order, sizes, max_tokens, max_mask))
@@ -163,11 +165,11 @@ def _greedy(
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What the B rows of a bucket see before themselves: F beginnings, padded on the right to P tokens.
+    """Prefixes of the B rows of a bucket: F of them, padded on the right to P tokens.
 
-    index: (F·P,) where each id is among all; kept: which of them are no padding, None where all
-    are. distinct: whether no id is in two of them, as the prompt is of beginnings that part after it. count: F.
-    rows: (B,) whose beginning each row has. mask: (B or 1, 1, T, P + T) to add to attention scores.
+    index: (F·P,) place of each id among all; kept: those without padding, None for all. distinct: whether no id is in
+    two of them, as a common prompt would be. count: F. rows: (B,) prefix of each row. mask: (B or 1, 1, T, P + T) to
+    add to attention scores.
     """
 
     index: Tensor
@@ -182,8 +184,8 @@ class Prefix:
 class Bucket:
     """One call of attention: `rows` rows, the tokens start…stop, padded on the right to `width`.
 
-    index: (rows·width,) where each padded id is from, counted from start; kept: (stop - start,) which of them are
-    no padding. Both None where nothing is padded. prefix: None for rows that begin at position 0.
+    index: (rows·width,) source of each padded id, counted from start; kept: (stop - start,) those without padding.
+    Both None: no padding. prefix: None for rows that begin at position 0.
     """
 
     start: int
@@ -196,9 +198,9 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeats:
-    """Learnt ids, L in all, that are the same id after the same beginning in several samples. first: (U,), one of each;
-    of: (L,), which of those each of all is."""
+class SharedPrefixes:
+    """Learnt ids that are equal, after an equal prefix, in several samples. first: (U,), one of each; of: (L,), the
+    index in `first` of each of all L."""
 
     first: Tensor
     of: Tensor
@@ -206,8 +208,8 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """ids, positions: (1, N) int64. buckets: of attention, in the order of tokens. source: (L,) which id's hidden state
-    predicts each of the learnt ids, sample after sample. repeats: see `Repeats`, None where none is learnt twice.
+    """A packed micro-batch. ids, positions: (1, N) int64. buckets: of attention, in the order of tokens. source: (L,)
+    the id whose hidden state predicts each learnt id, sample after sample. repeats: None if no id is learnt twice.
     padded: ids that attention computes, padding among them."""
 
     ids: Tensor
@@ -215,15 +217,15 @@ class Packing:
     buckets: tuple[Bucket, ...]
     source: Tensor
     padded: int
-    repeats: Repeats | None = None
+    repeats: SharedPrefixes | None = None
 
 
 def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool, copied: int = 0) -> list[list[Sample]]:
-    """Micro-batches of at most `max_tokens` computed ids, families together, and within them trees; a longer sample
-    goes alone. copied: so many ids that a sample begins with as another does count as one, since attention copies their
-    keys and values; 0 where they count for nothing.
+    """Group samples into micro-batches of up to `max_tokens` computed ids.
 
-    A family that does not fit is cut, and each part computes its prompt.
+    Families stay together, and within them trees; a longer sample goes alone. A family that does not fit is cut, and
+    each part computes its prompt. copied: ids of a shared prefix that count as one, since attention copies their keys
+    and values; 0 if they count for nothing.
     """
     groups = families(samples) if share else [Family((i,), 0) for i in range(len(samples))]
     parts: list[tuple[int, list[Sample]]] = []
@@ -234,7 +236,7 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool, c
         for tree in by_tree:
             before = None
             for sample in tree:
-                known = family.prompt if before is None else max(family.prompt, in_common(before, sample))
+                known = family.prompt if before is None else max(family.prompt, shared_length(before, sample))
                 own = len(sample.ids) - known + (known // copied if copied else 0)
                 if cost and cost + own <= max_tokens:
                     cost += own
@@ -244,7 +246,7 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool, c
                     cost = len(sample.ids)
                     parts.append((cost, [sample]))
                 before = sample
-    # The longest first, so that the rows of a micro-batch are of like length.
+    # The longest first, so that the rows of a micro-batch have similar lengths.
     parts.sort(key=lambda part: len(part[1][0].ids), reverse=True)
     batches: list[list[Sample]] = []
     room = 0
@@ -258,8 +260,8 @@ def packed_batches(samples: Sequence[Sample], max_tokens: int, *, share: bool, c
 
 
 def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: torch.device) -> Packing:
-    """The layout of `samples`. dtype: of the masks, that in which attention is computed."""
-    laid = _lay(samples, share)
+    """Pack `samples`. dtype: of the masks, in which attention is computed."""
+    laid = _lay_out(samples, share)
     order = [laid.rows[n] for group in laid.groups for n in group]
     ids = np.concatenate([np.asarray(samples[r.sample].ids[r.start : r.stop], np.int64) for r in order])
     positions = np.concatenate([np.arange(r.start, r.stop) for r in order])
@@ -276,9 +278,9 @@ def pack(samples: Sequence[Sample], *, share: bool, dtype: torch.dtype, device: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Laid:
-    """rows: see `rows_of`; own: the one that each sample ends with. groups: who is in which bucket. starts: where each
-    row is among all tokens."""
+class _Layout:
+    """A layout. rows: of `rows_of`; own: the last row of each sample. groups: rows of each bucket. starts: place of
+    each row among all tokens."""
 
     rows: list[Row]
     own: list[int]
@@ -286,7 +288,7 @@ class _Laid:
     starts: np.ndarray
 
 
-def _lay(samples: Sequence[Sample], share: bool) -> _Laid:
+def _lay_out(samples: Sequence[Sample], share: bool) -> _Layout:
     rows, own = rows_of(samples, share=share)
     groups = buckets([Size(row.stop - row.start, row.start) for row in rows], max_mask=MASK)
     starts, at = np.zeros(len(rows), np.int64), 0
@@ -294,10 +296,10 @@ def _lay(samples: Sequence[Sample], share: bool) -> _Laid:
         for n in group:
             starts[n] = at
             at += rows[n].stop - rows[n].start
-    return _Laid(rows, own, groups, starts)
+    return _Layout(rows, own, groups, starts)
 
 
-def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
+def _source(samples: Sequence[Sample], laid: _Layout) -> np.ndarray:
     found = []
     for sample, own in zip(samples, laid.own, strict=True):
         before = np.flatnonzero(np.asarray(sample.scored)) - 1
@@ -310,15 +312,15 @@ def _source(samples: Sequence[Sample], laid: _Laid) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _repeats(samples: Sequence[Sample], source: np.ndarray, device: torch.device) -> Repeats | None:
+def _repeats(samples: Sequence[Sample], source: np.ndarray, device: torch.device) -> SharedPrefixes | None:
     targets = np.concatenate([np.asarray(s.ids)[np.flatnonzero(np.asarray(s.scored))] for s in samples])
     _, first, of = np.unique(np.stack([source, targets]), axis=1, return_index=True, return_inverse=True)
     if len(first) == len(source):
         return None
-    return Repeats(torch.from_numpy(first).to(device), torch.from_numpy(of.reshape(-1)).to(device))
+    return SharedPrefixes(torch.from_numpy(first).to(device), torch.from_numpy(of.reshape(-1)).to(device))
 
 
-def _bucket(laid: _Laid, group: list[int], dtype: torch.dtype, device: torch.device) -> Bucket:
+def _bucket(laid: _Layout, group: list[int], dtype: torch.dtype, device: torch.device) -> Bucket:
     rows = [laid.rows[n] for n in group]
     lengths = np.array([row.stop - row.start for row in rows])
     start = int(laid.starts[group[0]])
@@ -335,7 +337,7 @@ def _bucket(laid: _Laid, group: list[int], dtype: torch.dtype, device: torch.dev
     )
 
 
-def _prefix(laid: _Laid, rows: list[Row], width: int, dtype: torch.dtype, device: torch.device) -> Prefix:
+def _prefix(laid: _Layout, rows: list[Row], width: int, dtype: torch.dtype, device: torch.device) -> Prefix:
     which, of = np.unique([row.above for row in rows], return_inverse=True)
     chains = [chain(laid.rows, n) for n in which]
     seen = [np.concatenate([np.arange(r.stop - r.start) + at for r, at in _placed(laid, rows)]) for rows in chains]
@@ -354,22 +356,22 @@ def _prefix(laid: _Laid, rows: list[Row], width: int, dtype: torch.dtype, device
     )
 
 
-def _placed(laid: _Laid, rows: Sequence[int]) -> Iterator[tuple[Row, int]]:
-    """Rows, and where they are among all tokens."""
+def _placed(laid: _Layout, rows: Sequence[int]) -> Iterator[tuple[Row, int]]:
+    """Yield rows, and their places among all tokens."""
     return ((laid.rows[n], int(laid.starts[n])) for n in rows)
 
 
 def _padded(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(rows, width) indices of rows at `starts`, padding repeating their last; and, counted through all rows, which of
-    them are no padding."""
+    """Return (rows, width) indices of rows at `starts`, padding repeating their last; and, counted through all rows,
+    those without padding."""
     offset = np.arange(lengths.max())
     index = starts[:, None] + np.minimum(offset, lengths[:, None] - 1)
     return index, np.flatnonzero(offset < lengths[:, None])
 
 
 def _mask(before: np.ndarray, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """-inf where a row must not look: behind the end of its beginning of `before` ids, and ahead of itself. One for all
-    rows where their prompts are of one length."""
+    """Return a mask: -inf beyond a row's prefix of `before` ids, and ahead of itself. One for all rows whose prefixes
+    have one length."""
     prompt = torch.from_numpy(before if len(set(before)) > 1 else before[:1]).to(device)
     past_prompt = (torch.arange(int(before.max()), device=device) >= prompt[:, None])[:, None].expand(-1, width, -1)
     ahead = torch.ones(width, width, dtype=torch.bool, device=device).triu(1).expand(len(prompt), -1, -1)

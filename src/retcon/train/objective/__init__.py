@@ -1,1 +1,1 @@
-"""What a step minimises: advantages, the loss, and the old log-probs that it compares with."""
+"""Objective of a step: advantages, loss, old log-probs."""

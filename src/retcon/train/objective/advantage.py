@@ -1,4 +1,4 @@
-"""Advantages of a group: how much better each rollout did than its siblings. Pure; (G,) rewards to (G,) advantages."""
+"""Advantages of a group's rollouts over their siblings. Pure; (G,) rewards to (G,) advantages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ STEP_EPSILON = 1e-8
 
 
 def grpo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
-    """Â_i = (r_i - mean(r)) / (std(r) + ε): GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
+    """Return GRPO's advantages (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
 
-    std is the sample's (over G - 1), as TRL and verl have it; the paper does not say. A group whose rewards are all
-    equal, or of one rollout, has nothing to compare: zeros exactly. Raises ValueError for a reward that is not finite.
+    Â_i = (r_i - mean(r)) / (std(r) + ε); std is the sample's (over G - 1), as in TRL and verl; the paper does not
+    specify it. Equal rewards, or one rollout: zeros exactly. Raises ValueError for a reward that is not finite.
     """
     centred = dr_grpo(rewards)
     if not any(centred):
@@ -26,9 +26,10 @@ def grpo(rewards: Sequence[float], *, epsilon: float = EPSILON) -> list[float]:
 
 
 def dr_grpo(rewards: Sequence[float]) -> list[float]:
-    """Â_i = r_i - mean(r): Dr. GRPO (arXiv 2503.20783, section 3.2), which does not weigh groups by difficulty.
+    """Return Dr. GRPO's advantages (arXiv 2503.20783, section 3.2).
 
-    All equal: zeros exactly, whatever rounding the mean has. Raises ValueError for a reward that is not finite.
+    Â_i = r_i - mean(r), without a weight by difficulty. Equal rewards: zeros exactly, in spite of the mean's rounding.
+    Raises ValueError for a reward that is not finite.
     """
     if not all(map(math.isfinite, rewards)):
         raise ValueError(f"rewards must be finite, not {list(rewards)}; drop ungraded rollouts first")
@@ -39,25 +40,26 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
 
 
 def rloo(rewards: Sequence[float]) -> list[float]:
-    """Â_i = r_i - mean of the others' r = G / (G - 1) (r_i - mean(r)): RLOO (arXiv 2402.14740, section 2.3).
+    """Return RLOO's advantages (arXiv 2402.14740, section 2.3).
 
-    All equal, or of one rollout: zeros exactly. Raises ValueError for a reward that is not finite.
+    Â_i = r_i - mean of the others' r = G / (G - 1) (r_i - mean(r)). Equal rewards, or one rollout: zeros exactly.
+    Raises ValueError for a reward that is not finite.
     """
     count = len(rewards)
     return [c * count / max(count - 1, 1) for c in dr_grpo(rewards)]
 
 
-def normalised(groups: Sequence[Sequence[float]]) -> list[list[float]]:
-    """(Â - mean) / √(variance + ε) over all rollouts of a step: REINFORCE++ (arXiv 2501.03262v9, equations 5 and 7).
+def normalize_step(groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Normalise advantages over a step: REINFORCE++ (arXiv 2501.03262v9, equations 5 and 7).
 
-    The variance is over N - 1, as verl has it. All equal: zeros exactly.
+    (Â - mean) / √(variance + ε), the variance over N - 1, as in verl. Equal ones: zeros exactly.
     """
     left = iter(dr_grpo([value for group in groups for value in group]))
-    return scaled([[next(left) for _ in group] for group in groups])
+    return scale_step([[next(left) for _ in group] for group in groups])
 
 
-def scaled(groups: Sequence[Sequence[float]]) -> list[list[float]]:
-    """`normalised` where the mean is 0 already, but for rounding, which is not subtracted: zeros stay so exactly."""
+def scale_step(groups: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Normalise advantages whose mean is 0 up to rounding, without subtracting it: zeros stay exact."""
     values = [value for group in groups for value in group]
     if not any(values):
         return [[0.0] * len(group) for group in groups]

@@ -1,4 +1,4 @@
-"""What algorithms with PPO's clip share: their keys, and the surrogate. Read without torch."""
+"""Keys and surrogate of algorithms with PPO's clip. Read without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ClippedSection(RLSection):
-    """An algorithm that clips each token's ratio: it says what its advantages are, and over what it averages."""
+    """An algorithm that clips each token's ratio; subclasses define advantages and averages."""
 
     mechanisms: ClassVar = {
         **RLSection.mechanisms,

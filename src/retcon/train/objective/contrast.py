@@ -1,7 +1,8 @@
-"""Contrast: the tries at a failed turn as samples of their own, each from the clean history where it was sampled. Ours.
+"""Contrast (ours): the tries at a failed turn as further samples.
 
-A repair takes the failure out of the history, so that a group's advantage no longer tells what a failure costs: first
-tries that are repaired stay as bad as they are. Here the failure keeps a gradient, at the turn where it was made.
+Each follows the clean history in which it was sampled. A repair takes the failure out of the history, so that a group's
+advantage no longer reflects its cost: repaired first tries stay as bad as they are. Here the failure keeps a gradient,
+at its turn.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from retcon.purify.pairs import call_mask
 def contrast_samples(
     trajectory: Trajectory, weight: float, splices: tuple[float | None, ...] | None = None
 ) -> list[Sample]:
-    """A sample for each try at each repaired turn of a trajectory whose tokens all have log-probs.
+    """Return a sample for each try at a trajectory's repaired turns.
 
-    The tries at a turn: the failure; the fresh tries that failed, too; and what replaced the failure. Each is worth 1
-    if its calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they
-    sum to 0 and lie within ±weight. The mask is 1 on what the model wrote in the turn alone; the history before it is
-    the purified one, after which all tries but a spliced fix were sampled. Turns that were not repaired give none,
-    nor do those that another trajectory shares and has samples of. splices: (T,), the weights of the trajectory's
-    spliced tokens (see `retcon.purify.splice`), which these have here as well; None for 1.
+    The tries at a turn: the failure; the fresh tries that failed, too; and the replacement. Each is worth 1 if its
+    calls succeed, 0 if not, and its advantage is weight · (that - the mean over the turn's tries), so that they sum to
+    0 and lie within ±weight. The mask is 1 on the model's text of the turn alone; the history before it is the purified
+    one, after which all tries except a spliced fix were sampled. All tokens need log-probs. Turns without a repair give
+    none, nor do those that another trajectory shares and has samples of. splices: (T,), the weights of the trajectory's
+    spliced tokens (see `retcon.purify.splice`), also here; None for 1.
     """
     samples: list[Sample] = []
     before = list(trajectory.prompt)
@@ -42,8 +43,8 @@ def contrast_samples(
 
 
 def _tries(turn: Turn) -> list[tuple[Turn, float]]:
-    """The tries that are compared, and what each is worth. A fresh try without a failed call is the one that replaced
-    the failure, which the turn itself is, or did not call: it says nothing of calls."""
+    """Return the compared tries and their worth. A fresh try without a failed call is the replacement, which is the
+    turn itself, or made no call, and does not count."""
     record = turn.repair
     if record is None or record.decision not in REPLACED:
         return []
@@ -53,8 +54,8 @@ def _tries(turn: Turn) -> list[tuple[Turn, float]]:
 
 
 def written_sample(source: str, before: Sequence[Segment], written: Sequence[Segment], advantage: float) -> Sample:
-    """What the model wrote in one turn, as a sample of its own after the history before it, both with ids. The mask is
-    1 on what was written alone. source: id of the trajectory."""
+    """Return a turn's text as a sample after its history. Both have ids; the mask is 1 on `written` alone. source: id
+    of the trajectory."""
     prefix, ids = ids_of(before), ids_of(written)
     logprobs = [logprob for s in written for logprob in s.logprobs or (None,) * len(s.ids or ())]
     spliced = [int(s.kind == "spliced") for s in written for _ in s.ids or ()]
@@ -69,7 +70,7 @@ def written_sample(source: str, before: Sequence[Segment], written: Sequence[Seg
     )
 
 
-# Online masked DPO: a call that took a failure's place against the call that failed, inside the update of RL.
+# Online masked DPO: the replacement of a failed call against that call, inside the update of RL.
 #
 # CLEANER's side loss (arXiv 2601.15141, appendix B), as its published code has it: github.com/Tianshi-Xu/Open-CLEANER
 # at 1adf50a, verl/verl/trainer/ppo/ray_trainer.py, apply_dpo_advantage_adjustment; used with GRPO's advantage there.
@@ -79,12 +80,12 @@ def written_sample(source: str, before: Sequence[Segment], written: Sequence[Seg
 def dpo_adjustments(
     chosen: Sequence[float], rejected: Sequence[float], *, beta: float, limit: float
 ) -> tuple[float, float]:
-    """By how much the advantage of each token of the chosen call is to rise, and that of each of the rejected to fall.
+    """Return the changes of advantages: up for chosen, down for rejected tokens.
 
     chosen, rejected: (n_w,) and (n_l,) nats, log-probs of the calls' tokens under the policy that sampled, neither of
-    them empty. With w and l their means (a mean and no sum, as in SimPO), s = σ(-β (w - l)): β s / n_w and β s / n_l,
-    each at most `limit`. Below the limit these are what the gradient of -log σ(β (w - l)) is for each token: DPO
-    without a reference, as that is the policy at rollout time, to which the update's ratio and clip hold anyway.
+    them empty. With w and l their means (means, not sums, as in SimPO), s = σ(-β (w - l)): β s / n_w and β s / n_l,
+    each at most `limit`. Below the limit these are the gradient of -log σ(β (w - l)) for each token: DPO without a
+    reference, as that is the policy at rollout time, to which the update's ratio and clip hold anyway.
     """
     margin = fmean(chosen) - fmean(rejected)
     s = (1 - math.tanh(beta * margin / 2)) / 2  # σ, which does not overflow
@@ -92,8 +93,8 @@ def dpo_adjustments(
 
 
 def dpo_metrics(samples: Sequence[Sample]) -> dict[str, float | None]:
-    """dpo_pairs: how many samples are of a rejected call. dpo_loss, dpo_margin: means of -log σ(m) and of m = β (w - l)
-    over them (see `dpo_adjustments`); dpo_accuracy: share of those with m > 0. None without a pair."""
+    """Return metrics of pairs. dpo_pairs: samples of rejected calls. dpo_loss, dpo_margin: means of -log σ(m) and of
+    m = β (w - l) over them (see `dpo_adjustments`); dpo_accuracy: share of those with m > 0. None without a pair."""
     margins = [sample.margin for sample in samples if sample.margin is not None]
     if not margins:
         return {"dpo_pairs": 0, "dpo_loss": None, "dpo_margin": None, "dpo_accuracy": None}
@@ -106,10 +107,10 @@ def dpo_metrics(samples: Sequence[Sample]) -> dict[str, float | None]:
 
 
 def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limit: float) -> list[Sample]:
-    """The sample of a trajectory with its repaired calls preferred, then a sample for each call that they replaced.
+    """Prefer a trajectory's repaired calls; return its sample, then the replaced calls.
 
-    sample: the trajectory's own, with advantages and log-probs. Where a turn of its own was repaired (REPLACED), the
-    advantage rises from the turn's first call to its end, and stays what it was elsewhere (see `dpo_adjustments`). The
+    sample: the trajectory's own, with advantages and log-probs. If one of its own turns was repaired (REPLACED), the
+    advantage rises from the turn's first call to its end, and is unchanged elsewhere (see `dpo_adjustments`). The
     failed call becomes a sample after the clean history in which it was sampled, whose mask is 1 on the call's tokens
     alone. Its advantage is its adjustment, negative; as in the published code it has no share in the rollout's reward.
 
@@ -138,7 +139,7 @@ def with_online_dpo(trajectory: Trajectory, sample: Sample, *, beta: float, limi
 
 
 def _repaired(trajectory: Trajectory) -> Iterator[tuple[list[Segment], Turn]]:
-    """The history before each repaired turn of the trajectory's own, and the turn; a shared one's pair is another's."""
+    """Yield the history before each of a trajectory's own repaired turns, and the turn; shared ones are another's."""
     before = list(trajectory.prompt)
     for n, turn in enumerate(trajectory.turns):
         if n >= trajectory.shared_turns and turn.repair is not None and turn.repair.decision in REPLACED:
@@ -147,7 +148,7 @@ def _repaired(trajectory: Trajectory) -> Iterator[tuple[list[Segment], Turn]]:
 
 
 def _scores(sample: Sample, places: Sequence[int]) -> list[float]:
-    """Log-probs of the tokens at some places, nats."""
+    """Return the log-probs of the tokens at some places, nats."""
     found = [p for n in places if (p := sample.logprobs[n]) is not None]
     if len(found) < len(places):
         raise UnscoredTokens(

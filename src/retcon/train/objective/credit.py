@@ -1,4 +1,4 @@
-"""Weights of tokens by how unsure the policy was of them: AEPO's entropy-aware advantage (arXiv 2510.14545)."""
+"""Credit of tokens: AEPO's entropy weights (arXiv 2510.14545), blame, shared prefixes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def standardised(entropies: Sequence[float], weight: float) -> list[float]:
-    """1 + a (H_t - mean H) / std H of each token, never below 0; 1 for all where they do not differ. weight: a.
+def entropy_weights(entropies: Sequence[float], weight: float) -> list[float]:
+    """Return weights by standardised entropies.
 
-    A weight of the loss's term: the surrogate is as many times as large as a positive factor of the advantage.
+    1 + a (H_t - mean H) / std H, at least 0; 1 for equal entropies. weight: a. They multiply the loss's terms: the
+    surrogate scales with a positive factor of the advantage.
     """
     spread = stdev(entropies) if len(entropies) > 1 else 0.0
     if not spread:
@@ -34,11 +35,11 @@ def standardised(entropies: Sequence[float], weight: float) -> list[float]:
 
 
 @torch.no_grad()
-def weighed_by_entropy(
+def weigh_by_entropy(
     model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, weight: float
 ) -> list[Sample]:
-    """`samples` with these weights, which multiply those that they have; the entropies are those of `model` before each
-    token in the loss masks of all samples that have an advantage. The others stay as they are."""
+    """Multiply the samples' weights by those of their entropies under `model`. These are before each token in the loss
+    masks of all samples that have an advantage; the others are unchanged."""
     model.eval()
     learnt = [s for s in samples if any(s.advantages or ()) and any(s.mask)]
     if not learnt:
@@ -49,41 +50,42 @@ def weighed_by_entropy(
             assert part.entropies is not None
             for sample, row in zip(part.samples, part.entropies.tolist(), strict=True):
                 found[id(sample)] = [e for e, m in zip(row, sample.mask, strict=False) if m]
-    weights = iter(standardised([e for s in learnt for e in found[id(s)]], weight))
-    own = {id(s): replace(s, weights=_times(s, [next(weights) for _ in found[id(s)]])) for s in learnt}
+    weights = iter(entropy_weights([e for s in learnt for e in found[id(s)]], weight))
+    own = {id(s): replace(s, weights=_multiply_weights(s, [next(weights) for _ in found[id(s)]])) for s in learnt}
     return [own.get(id(sample), sample) for sample in samples]
 
 
-def _times(sample: Sample, factors: Sequence[float]) -> tuple[float | None, ...]:
-    """The sample's weights, each masked-in token's times its factor. factors: of those tokens alone."""
+def _multiply_weights(sample: Sample, factors: Sequence[float]) -> tuple[float | None, ...]:
+    """Multiply the weights of a sample's tokens in the loss mask. factors: of those tokens alone."""
     left = iter(factors)
     had = sample.weights or (None,) * len(sample.ids)
     return tuple(next(left) * (1.0 if w is None else w) if m else w for w, m in zip(had, sample.mask, strict=True))
 
 
-# Blame: in a rollout that was right, what was wrong in the calls that failed is learnt against, and no more. Ours.
+# Blame (ours): in a right rollout, the wrong tokens of failed calls get a negative advantage.
 #
 # A rollout that fails a call, corrects itself and ends right has an advantage above 0, and with it the failed call is
-# learnt as well as the correction. The correction says what was wrong: where the two calls' tokens differ. On-policy,
-# without a lookahead; whatever the two have in common, mostly the method, keeps the rollout's advantage.
+# learnt as well as the correction. The correction shows the wrong tokens: where the two calls differ. On-policy,
+# without a lookahead; the common part, mostly the method, keeps the rollout's advantage.
 
 MOST_ALIGNED = 4000
-"""Tokens of a call; of longer ones, which take long to align, all is to blame from where the two part."""
+"""Most tokens of a call to align; of longer ones, all after the common prefix is to blame."""
 
 
-def credited(trajectory: Trajectory, length: int, advantage: float, blame: float) -> tuple[float, ...]:
-    """The advantage of each token, (length,): the rollout's, and where that is positive -blame times it on what is
-    blamed (see `blamed`)."""
+def token_advantages(trajectory: Trajectory, length: int, advantage: float, blame: float) -> tuple[float, ...]:
+    """Return each token's advantage, (length,): the rollout's, and if that is positive -blame times it on blamed tokens
+    (see `find_blame`)."""
     if not blame or advantage <= 0:
         return (advantage,) * length
-    return tuple(-blame * advantage if wrong else advantage for wrong in blamed(trajectory))
+    return tuple(-blame * advantage if wrong else advantage for wrong in find_blame(trajectory))
 
 
-def blamed(trajectory: Trajectory) -> list[bool]:
-    """Of each token, (T,), whether it is to blame for a failed call: one that the model wrote in such a turn, from its
-    first call on, and that the next turn whose calls all succeed has otherwise. Where that turn only adds something,
-    the token that stands in its place. Without such a turn all of the call is to blame. Of a call that was described
-    nothing is left to blame."""
+def find_blame(trajectory: Trajectory) -> list[bool]:
+    """Mark the tokens to blame for failed calls, (T,).
+
+    These are the model's tokens from a failed turn's first call on that differ in the next turn whose calls all
+    succeed; for an insertion, the token in its place; without such a turn, the whole call. A described call has
+    none."""
     found = [False] * token_count(trajectory.prompt)
     for number, turn in enumerate(trajectory.turns):
         described = turn.repair is not None and turn.repair.decision == "described"
@@ -95,13 +97,13 @@ def blamed(trajectory: Trajectory) -> list[bool]:
 
 
 def _wrong(turn: Turn, later: Sequence[Turn]) -> list[bool]:
-    """Of each token that the model wrote in a failed turn, whether it is to blame."""
+    """Mark the tokens to blame among the model's in a failed turn."""
     before, call = _parts(turn)
     correction = next((one for one in later if one.calls and not one.failures), None)
     if correction is None:
         return [False] * len(before) + [True] * len(call)
     right = _parts(correction)[1]
-    # Where the two part is exact; further on difflib aligns them.
+    # The common prefix is exact; after it difflib aligns them.
     alike = next((n for n, (a, b) in enumerate(zip(call, right, strict=False)) if a != b), min(len(call), len(right)))
     if max(len(call), len(right)) - alike > MOST_ALIGNED:
         return [False] * (len(before) + alike) + [True] * (len(call) - alike)
@@ -115,17 +117,17 @@ def _wrong(turn: Turn, later: Sequence[Turn]) -> list[bool]:
 
 
 def _parts(turn: Turn) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the model wrote before its first call, and from there on; where that call does not begin on a token
-    boundary all of them are the call's."""
+    """Split the model's ids at its first call; if that does not begin on a token boundary, all are the call's."""
     ids = ids_of(turn.generated)
     start = (call_mask(turn) or (1,)).index(1)
     return ids[:start], ids[start:]
 
 
-def averaged_where_shared(samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of a group, each token's advantage the mean over the samples of its tree that are alike up to and
-    including it; a tree's rollouts are those with one `tree`, and "" is none. A token that two of them happen to have
-    sampled anew counts as well: it is the same action after the same history.
+def average_shared(samples: Sequence[Sample]) -> list[Sample]:
+    """Average the advantages of tokens over equal prefixes of a tree.
+
+    A token gets the mean over the samples of its `tree` ("": no tree) that are equal up to and including it. A token
+    that two of them sampled independently counts as well: it is one action after one history.
 
     Raises ValueError for a sample without advantages.
     """
@@ -135,20 +137,20 @@ def averaged_where_shared(samples: Sequence[Sample]) -> list[Sample]:
             trees[sample.tree].append(number)
     found = list(samples)
     for members in trees.values():
-        told = _averaged([samples[number] for number in members])
-        for number, advantages in zip(members, told, strict=True):
+        means = _average([samples[number] for number in members])
+        for number, advantages in zip(members, means, strict=True):
             found[number] = replace(samples[number], advantages=advantages)
     return found
 
 
-def _averaged(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
-    """Of each sample of a tree its tokens' advantages, averaged where they are shared."""
+def _average(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
+    """Return the advantages of a tree's samples, averaged over shared prefixes."""
     own: list[list[float]] = []
     for sample in samples:
         if sample.advantages is None:
             raise ValueError(f"trajectory {sample.source}: its sample has no advantages that could be averaged")
         own.append(list(sample.advantages))
-    together = [list(range(len(samples)))]  # the samples that are alike so far, one list each way there is
+    together = [list(range(len(samples)))]  # groups of samples that are equal so far
     place = 0
     while together:
         apart: list[list[int]] = []
@@ -166,17 +168,18 @@ def _averaged(samples: Sequence[Sample]) -> list[tuple[float, ...]]:
     return [tuple(one) for one in own]
 
 
-def first_to_tell(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
-    """The rollouts, each branch with no more shared turns than it has in common with one of its tree that comes before
-    it: of what was sampled once the first of them tells, be the one that it was sampled for not among them."""
+def own_first_shared(rollouts: Sequence[Trajectory]) -> list[Trajectory]:
+    """Limit branches' shared turns to those of earlier rollouts.
+
+    So the first rollout with a shared turn owns it, also if the rollout that sampled it is missing."""
     return [
-        one if one.branch is None else replace(one, branch=replace(one.branch, turns=_told(one, rollouts[:number])))
+        one if one.branch is None else replace(one, branch=replace(one.branch, turns=_shared(one, rollouts[:number])))
         for number, one in enumerate(rollouts)
     ]
 
 
-def _told(branch: Trajectory, before: Sequence[Trajectory]) -> int:
-    """How many of the turns that a branch shares another one of its tree has, too."""
+def _shared(branch: Trajectory, before: Sequence[Trajectory]) -> int:
+    """Count the branch's shared turns that an earlier rollout of its tree has, too."""
     shared = branch.turns[: branch.shared_turns]
     return max((_alike(shared, other.turns) for other in before if _root(other) == _root(branch)), default=0)
 

@@ -1,10 +1,10 @@
-"""Self-distillation from errors (SDPO, arXiv 2601.20802): a teacher that has seen what the failed call led to.
+"""Self-distillation from errors (SDPO, arXiv 2601.20802): a teacher that has seen the failed call's error.
 
 The teacher is the model itself, before the step, with the error in its context: π_T = π_θ(· | h, f, y_<t), where h is
-the history before a turn with a failed call, f what the tool answered, and y the turn that was written without knowing
-it. What the teacher finds less likely is to become less likely without f, token by token, in place of the rollout's one
-advantage. This is the paper's token-level form, the reverse KL from student to teacher estimated from the sampled
-tokens; its logit-level form, over the whole vocabulary, is not here.
+the history before a turn with a failed call, f the tool's answer, and y the turn that was written before it. Tokens
+that the teacher finds less likely become less likely without f, in place of the rollout's one advantage. This is the
+paper's token-level form, the reverse KL from student to teacher estimated from the sampled tokens; its logit-level
+form, over the whole vocabulary, is not here.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def hindsights(trajectory: Trajectory) -> tuple[Hindsight, ...]:
-    """Make the teacher's sample of each turn of a rollout in which a call failed.
+def make_hindsights(trajectory: Trajectory) -> tuple[Hindsight, ...]:
+    """Make the teacher's sample of each turn with a failed call.
 
     Its ids are h, then all of the turn that the model did not write (the answers of the tools, in the template's frame,
     up to where the next turn opens), then what the model wrote. Turns that a branch shares with another rollout have
@@ -49,7 +49,7 @@ def hindsights(trajectory: Trajectory) -> tuple[Hindsight, ...]:
 def with_hindsight(
     model: PreTrainedModel, samples: Sequence[Sample], computing: Computing, *, weight: float, limit: float
 ) -> tuple[list[Sample], dict[str, float | None]]:
-    """Replace the advantages of failed turns by what the teacher makes of their tokens.
+    """Replace the advantages of failed turns by the teacher's.
 
     A_t = β clip(log π_T(y_t) - log π_old(y_t), ±c), for the tokens in the loss mask.
 

@@ -1,7 +1,7 @@
-"""π_old of the policy loss: the log-probs that the rollouts came with, and how far the trainer's own are from them.
+"""π_old of the policy loss: log-probs of engine and trainer, and their mismatch.
 
-The engine and the trainer run other kernels, perhaps in other dtypes, so that what was sampled from is not quite the
-policy that is updated. Why that matters, and why float16 has less of it than bfloat16: arXiv 2510.26788.
+The engine and the trainer run different kernels, perhaps in different dtypes, so that the sampling policy is not quite
+the updated one. Why that matters, and why float16 has less of it than bfloat16: arXiv 2510.26788.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
-from retcon.train.batch import computed
+from retcon.train.batch import computed_samples
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
@@ -28,8 +28,8 @@ LARGE = 0.02
 
 
 class Mismatch:
-    """Between log-probs of the trainer and of the engine, of the same tokens under the same weights: pure numerics;
-    unless they are `stale`, as the engine's may be of older weights. cut: tokens whose importance weight was cut."""
+    """Mismatch between log-probs of trainer and engine, of equal tokens and weights: pure numerics, unless they are
+    `stale`, as the engine's may be of older weights. cut: tokens whose importance weight was cut."""
 
     def __init__(self, *, stale: bool = False) -> None:
         self._stale, self.cut = stale, 0
@@ -40,7 +40,7 @@ class Mismatch:
         return self._tokens == 0
 
     def add(self, trainer: Tensor, engine: Tensor, mask: Tensor) -> None:
-        """trainer, engine: (B, T) nats, mask: (B, T) bool, what is learnt from."""
+        """Add a micro-batch. trainer, engine: (B, T) nats. mask: (B, T) bool, the loss mask."""
         difference = (trainer.detach() - engine)[mask].double()
         if len(difference):
             self._tokens += len(difference)
@@ -49,14 +49,14 @@ class Mismatch:
             self._kl += (torch.expm1(difference) - difference).sum().item()
 
     def metrics(self) -> dict[str, float | None]:
-        """mismatch_mean, mismatch_max: |trainer - engine|, nats a token. mismatch_kl: KL(engine ‖ trainer), nats a
-        token (the k3 estimator, see `loss.reduced`). None where no token was seen. Warns (ComputeWarning) beyond
-        LARGE what only numerics can have done."""
+        """Return metrics. mismatch_mean, mismatch_max: |trainer - engine|, nats a token. mismatch_kl: KL(engine ‖
+        trainer), nats a token (the k3 estimator, see `loss.reduced`). None without tokens. Warns (ComputeWarning) of a
+        mean beyond LARGE, unless `stale`."""
         if not self._tokens:
             return dict.fromkeys(("mismatch_mean", "mismatch_max", "mismatch_kl"))
         mean = self._sum / self._tokens
         if mean > LARGE and not self._stale:
-            # Without this step's figure, so that Python tells it once and not at every step.
+            # Without this step's figure, so that Python shows it once and not at every step.
             warnings.warn(
                 f"rollouts came with log-probs that differ from the trainer's by more than {LARGE} nats a token on "
                 "average (mismatch_mean in metrics.jsonl): set rl.old_logprobs=recompute, or a compute.rollout_dtype "
@@ -77,14 +77,15 @@ def recompute(
     weighing: tuple[str, float] = ("none", 1.0),
     bonus: float = 0.0,
 ) -> list[Sample]:
-    """`samples` with the trainer's own log-probs, which are those of the policy before its update; `mismatch` gets how
-    far the engine's were from them, unless `computing` has another temperature than those, 1. weighing: mode and cap of
-    `importance_weights`, which multiply the weights that the samples have; mode `none` for none. bonus: of entropy, its
-    coefficient. Samples that the update does not compute (see `computed`) stay as they are."""
+    """Give samples the trainer's own log-probs, of the policy before its update.
+
+    mismatch: gets the differences to the engine's, unless `computing` has another temperature than those, 1. weighing:
+    mode and cap of `importance_weights`, which multiply the samples' weights; mode `none` for none. bonus: coefficient
+    of entropy. Samples that the update does not compute (see `computed_samples`) are unchanged."""
     mode, cap = weighing
     model.eval()
     own: dict[int, Sample] = {}
-    learnt = computed(samples, bonus)
+    learnt = computed_samples(samples, bonus)
     if not learnt:
         return list(samples)
     with forwards(model, learnt, computing) as parts:
@@ -106,13 +107,13 @@ def recompute(
 
 
 def importance_weights(trainer: Tensor, engine: Tensor, mask: Tensor, *, mode: str, cap: float) -> Tensor:
-    """Weigh what the engine sampled by π_old / μ, up to a cap: (B, T), 1 outside the mask.
+    """Return capped importance weights π_old / μ, (B, T).
 
-    So weighted, it is an estimate under π_old: truncated importance sampling (Yao et al., "Your efficient RL framework
-    secretly brings you off-policy RL training", 2025). The modes are those of TRL's `vllm_importance_sampling_mode`.
-    trainer, engine: (B, T) nats, log π_old and log μ of the sampled tokens. mode: `token_…` weighs each token by its
-    own ratio, `sequence_…` all of a sequence's by their product; `…_truncate` takes the cap where the ratio is larger,
-    `…_mask` takes 0 there.
+    They are 1 outside the mask. Weighted samples estimate under π_old: truncated importance sampling (Yao et al., "Your
+    efficient RL framework secretly brings you off-policy RL training", 2025). The modes are those of TRL's
+    `vllm_importance_sampling_mode`. trainer, engine: (B, T) nats, log π_old and log μ of the sampled tokens. mode:
+    `token_…` weighs each token by its own ratio, `sequence_…` all of a sequence's by their product; for larger ratios
+    `…_truncate` takes the cap, `…_mask` takes 0.
     """
     level, _, beyond = mode.partition("_")
     difference = (trainer - engine).masked_fill(~mask, 0.0)
@@ -124,10 +125,10 @@ def importance_weights(trainer: Tensor, engine: Tensor, mask: Tensor, *, mode: s
 
 
 def kl_terms(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
-    """Each token's estimate of KL(π_θ ‖ π_ref), (B, T) nats, with gradient (Schulman, "Approximating KL", 2020).
+    """Estimate KL(π_θ ‖ π_ref) per token, (B, T) nats, with gradient.
 
     k1: log π_θ - log π_ref. k2: half its square, whose gradient is that of the KL. k3: π_ref / π_θ - 1 - log of that,
-    never negative; GRPO's (arXiv 2402.03300, equation 4).
+    never negative; GRPO's (arXiv 2402.03300, equation 4). Source: Schulman, "Approximating KL", 2020.
     """
     difference = logprobs - reference
     if estimator == "k1":
@@ -139,7 +140,7 @@ def kl_terms(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
 
 @torch.no_grad()
 def with_reference(model: PreTrainedModel, samples: Sequence[Sample], computing: Computing) -> list[Sample]:
-    """`samples` with log π_ref of what is learnt from, those without an advantage among them. model: π_ref."""
+    """Give samples log π_ref of their loss masks, also without advantages. model: π_ref."""
     model.eval()
     learnt = [s for s in samples if any(s.mask)]
     found: dict[int, Sample] = {}

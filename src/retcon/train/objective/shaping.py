@@ -1,4 +1,4 @@
-"""What a rollout's reward becomes before it is compared, and what of a rollout is learnt from. Pure; no torch."""
+"""Shaped rewards, and masks of rollouts and tokens. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
 
 
 def overlong_punishment(length: int, limit: int, buffer: int, penalty: float) -> float:
-    """0 up to limit - buffer tokens, then falling in a straight line to -penalty at the limit: DAPO's soft overlong
-    punishment (arXiv 2503.14476, equation 13)."""
+    """Return DAPO's soft overlong punishment (arXiv 2503.14476, equation 13): 0 up to limit - buffer tokens, then
+    linear to -penalty at the limit."""
     return -penalty * min(max(length - (limit - buffer), 0) / buffer, 1.0)
 
 
 def overlong_metrics(
     groups: Sequence[Sequence[Trajectory]], shaped: Sequence[Sequence[float]]
 ) -> dict[str, float | None]:
-    """overlong_rollouts: those that were punished. overlong_penalty: what each of them lost, mean; None without one.
-    shaped: the groups' rewards, punishments taken off."""
+    """Return metrics of overlong rollouts. overlong_rollouts: those that were punished. overlong_penalty: their mean
+    loss of reward; None without one. shaped: the groups' rewards after punishments."""
     pairs = zip(groups, shaped, strict=True)
     lost = [r - s for group, rewards in pairs for r, s in zip(rewards_of(group), rewards, strict=True) if r != s]
     return {"overlong_rollouts": len(lost), "overlong_penalty": fmean(lost) if lost else None}
 
 
 def rewards_of(group: Sequence[Trajectory]) -> list[float]:
-    """Those of a group's rollouts. Raises ValueError for one that is not graded."""
+    """Return the rewards of a group. Raises ValueError for an ungraded rollout."""
     rewards = []
     for trajectory in group:
         if trajectory.reward is None:
@@ -40,8 +40,8 @@ def rewards_of(group: Sequence[Trajectory]) -> list[float]:
 
 
 def shaped_rewards(group: Sequence[Trajectory], config: RLSection, limits: RolloutLimits) -> list[float]:
-    """The rewards of a group with the punishment that the recipe asks for; lengths are of whole trajectories. Raises
-    ValueError as `rewards_of`."""
+    """Return a group's rewards with overlong punishment, by lengths of whole trajectories. Raises ValueError as
+    `rewards_of`."""
     rewards, buffer = rewards_of(group), config.overlong_buffer
     if not buffer:
         return rewards
@@ -80,21 +80,21 @@ def advantages_of(
 def comparable(group: Sequence[Trajectory], config: RLSection) -> list[Trajectory]:
     """Keep the rollouts of a group whose rewards are compared.
 
-    Those that a fault of the infrastructure ended have none; masked ones stay with config.masked_in_baseline alone.
-    Fewer than two are none: one rollout has nothing to be compared with.
+    Those that an infrastructure fault ended have none; masked ones stay with config.masked_in_baseline alone. Fewer
+    than two give an empty list, as there is nothing to compare.
     """
     left = [t for t in group if t.stop != "infrastructure" and (config.masked_in_baseline or not is_masked(t, config))]
     return left if len(left) > 1 else []
 
 
 def is_masked(trajectory: Trajectory, config: RLSection) -> bool:
-    """Return whether config.truncated or void_turns takes the whole rollout out of the loss."""
+    """Return whether config.truncated or void_turns masks the whole rollout."""
     cut_off = config.truncated == "mask" and trajectory.stop == "length"
     return cut_off or (config.void_turns == "mask" and has_void_turn(trajectory))
 
 
 def has_void_turn(trajectory: Trajectory) -> bool:
-    """Whether a turn of it neither calls a tool nor gives an answer: SimpleTIR's void turn (arXiv 2509.02479, section
+    """Return whether a rollout has a void turn: SimpleTIR's turn without tool call or answer (arXiv 2509.02479, section
     3.3). Here that is one that was cut off, one whose calls all are malformed and reach no tool, or a last one without
     an answer."""
     return any(is_void(turn, trajectory.answer) for turn in trajectory.turns)
@@ -109,7 +109,7 @@ def is_void(turn: Turn, answer: str | None) -> bool:
 
 
 def in_failed_turns(trajectory: Trajectory) -> list[bool]:
-    """Of each token, (T,), whether the model wrote it in a turn with a failed call."""
+    """Mark the model's tokens in turns with a failed call, (T,)."""
     found = [False] * token_count(trajectory.prompt)
     for turn in trajectory.turns:
         failed = turn.failures > 0
@@ -122,14 +122,14 @@ ECHOED: Mapping[str, tuple[Status, ...]] = {"all": ("ok", "error"), "failed": ("
 
 
 def output_mask(trajectory: Trajectory, outputs: str) -> tuple[int, ...]:
-    """Mark the ids of tool outputs that a rollout's model is trained to predict, (T,).
+    """Mark the ids of tool outputs to predict, (T,).
 
-    ECHO (arXiv 2605.24517): L = L_GRPO(θ; A) + λ L_env(θ; O′), where A are the tokens of actions, O′ those of what the
-    environment answered, and L_env is their cross-entropy, normalised by length; here over all outputs of a minibatch.
+    ECHO (arXiv 2605.24517): L = L_GRPO(θ; A) + λ L_env(θ; O′), where A are the tokens of actions, O′ those of the
+    environment's answers, and L_env is their cross-entropy, normalised by length; here over all outputs of a minibatch.
     O′ is without warnings of the harness: malformed calls, limits, and faults of the machine are left out.
 
     Args:
-        outputs: "all", or "failed" for those of calls that failed alone.
+        outputs: "all", or "failed" for those of failed calls alone.
     """
     found = [0] * token_count(trajectory.prompt)
     for turn in trajectory.turns:

@@ -1,4 +1,4 @@
-"""A rollout's tree as weighted samples: which of its nodes are trained, with which advantage and weight. No torch."""
+"""Trees of rollouts as weighted samples: trained nodes, advantages, weights. No torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from retcon.train.objective.shaping import advantages_of, is_masked, shaped_rewa
 
 
 def node_fates(root: Trajectory, config: RLSection) -> Iterator[tuple[Trajectory, str]]:
-    """Give the nodes of a tree, parents before children, and why each cannot be trained; "" where it can.
+    """Yield a tree's nodes, parents first, with obstacles to training or "".
 
-    rolled_back: the call that it is of is not in its parent's turns, as a repair took that attempt out. infrastructure:
-    a fault ended it. no_room: its prompt left none for an answer. masked: see `is_masked`. A node has its parent's fate
-    where that is not "".
+    rolled_back: its call is not in its parent's turns, as a repair took that attempt out. infrastructure: a fault ended
+    it. no_room: its prompt left no room for an answer. masked: as in `is_masked`. A node has its parent's fate unless
+    that is "".
     """
 
     def below(node: Trajectory, fate: str) -> Iterator[tuple[Trajectory, str]]:
@@ -42,7 +42,7 @@ def _fate(child: Trajectory, calls: set[str] | tuple[()], config: RLSection) -> 
 
 
 def trainable(root: Trajectory, config: RLSection) -> list[Trajectory]:
-    """The root, then those of its descendants that can be trained, parents before their children."""
+    """Return the root and its trainable descendants, parents first."""
     if not root.children:
         return [root]
     return [root, *(node for node, fate in node_fates(root, config) if not fate and node is not root)]
@@ -51,8 +51,8 @@ def trainable(root: Trajectory, config: RLSection) -> list[Trajectory]:
 def compared_rewards(
     group: Sequence[Trajectory], rl: RLSection, credit: CreditSection, limits: RolloutLimits
 ) -> list[float]:
-    """The rewards by which the rollouts of a group are compared: `shaped_rewards`, with what [credit] adds for
-    children. Raises ValueError for a rollout that is not graded."""
+    """Return the rewards by which a group is compared: `shaped_rewards`, with [credit]'s bonus for children. Raises
+    ValueError for an ungraded rollout."""
     rewards = shaped_rewards(group, rl, limits)
     trees = (trainable(root, rl) for root in group)
     return [credit.rewards(tree, r)[tree[0].id] for tree, r in zip(trees, rewards, strict=True)]
@@ -60,9 +60,9 @@ def compared_rewards(
 
 @dataclass(frozen=True, slots=True)
 class CreditedGroup:
-    """The trained nodes of a group: its rollouts in their order, then their children.
+    """The trained nodes of a group: its rollouts in order, then their children.
 
-    advantages: of each node. scales: what nodes weigh in the loss by their ids, where that is not 1.
+    advantages: of each node. scales: weights of nodes in the loss by id, by default 1.
     """
 
     nodes: list[Trajectory]
@@ -73,9 +73,9 @@ class CreditedGroup:
 def credit_groups(
     groups: Sequence[Sequence[Trajectory]], rl: RLSection, credit: CreditSection, limits: RolloutLimits
 ) -> tuple[list[CreditedGroup], list[list[float]]]:
-    """Return the nodes of a step's groups that are trained, and its `shaped_rewards`.
+    """Return the trained nodes of a step's groups, and its `shaped_rewards`.
 
-    A child's advantage is what its root's would be with the child's reward in its place.
+    A child's advantage is its root's with the child's reward in place of the root's.
     """
     trees = [[trainable(root, rl) for root in group] for group in groups]
     shaped = [shaped_rewards(group, rl, limits) for group in groups]
@@ -106,7 +106,7 @@ def credit_groups(
 
 
 def _tree_scales(children: Sequence[Trajectory]) -> dict[str, float]:
-    """1 / n of each of the n trained nodes of one depth. children: of one root, parents before their children."""
+    """Return 1 / n for each of the n trained nodes of one depth. children: of one root, parents before children."""
     depth: dict[str, int] = {}
     for node in children:
         depth[node.id] = 1 + depth.get(node.parent.trajectory if node.parent else "", 0)
@@ -115,12 +115,11 @@ def _tree_scales(children: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def tree_metrics(groups: Sequence[Sequence[Trajectory]]) -> dict[str, float | None]:
-    """Metrics of the trees of a step's rollouts; (prompts, G').
+    """Return metrics of the trees of a step's rollouts, (prompts, G').
 
     children: of a rollout, all its descendants. children_depth: the deepest one's, 0 without any. children_tokens:
-    sampled in them, in all; sampled_tokens has them, too. children_pass_rate: of those that the grader graded, None
-    where it graded none. children_refused: calls that a limit of [subcalls] refused,
-    in all; limits_reached: rollouts in which one did.
+    sampled in them, in all; sampled_tokens has them, too. children_pass_rate: of graded ones, None without any.
+    children_refused: calls that a limit of [subcalls] refused, in all; limits_reached: rollouts in which one did.
     """
     made = [t for group in groups for t in group]
     below = [sum(1 for _ in t.tree) - 1 for t in made]
@@ -140,8 +139,8 @@ def _depth(node: Trajectory) -> int:
 
 
 def loss_share(samples: Sequence[Sample], ids: set[str], aggregate: Aggregate) -> float | None:
-    """The share of the loss, at a ratio of 1 and in absolute terms, of samples whose trajectory is one of `ids`; None
-    where all have no advantage."""
+    """Return the share of the loss of the trajectories `ids`. It is at a ratio of 1 and in absolute terms; None without
+    advantages."""
     total = own = 0.0
     for sample in samples:
         pushed = sum(abs(a) for a, m in zip(sample.advantages or (), sample.mask, strict=False) if m)

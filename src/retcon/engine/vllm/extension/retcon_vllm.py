@@ -1,8 +1,8 @@
-"""For a vLLM server's own process: takes weights from a folder, in memory, that the trainer wrote.
+"""Extension of vLLM servers: load weights from the trainer's folder in memory.
 
-This folder is on the server's PYTHONPATH, and nothing of Retcon besides: the server has an environment of its own. It
-is named by `--worker-extension-cls retcon_vllm.Extension`, by which each of the server's workers imports it before it
-makes the engine that `--weight-transfer-config '{"backend": "retcon"}'` asks for.
+This folder is on the server's PYTHONPATH, and nothing else of Retcon: the server has its own environment. With
+`--worker-extension-cls retcon_vllm.Extension` each of the server's workers imports it before it makes the engine of
+`--weight-transfer-config '{"backend": "retcon"}'`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ BACKEND = "retcon"
 
 @dataclass
 class NoInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is elsewhere
-    """Nothing has to be agreed on."""
+    """Empty init info."""
 
 
 @dataclass
 class FromFolder(WeightTransferUpdateInfo):  # type: ignore[misc]  # vLLM is elsewhere
-    """folder: has the weights as *.safetensors, named as in a checkpoint."""
+    """Update info. folder: has the weights as *.safetensors, named as in a checkpoint."""
 
     folder: str
 
@@ -49,17 +49,17 @@ class FolderEngine(WeightTransferEngine[NoInit, FromFolder]):  # type: ignore[mi
     update_info_cls = FromFolder
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, object]) -> None:
-        """Not the base class's, which waits for an accelerator: a CPU has none, and files are read at once."""
+        """Load weights without the base class's wait for an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FromFolder) -> None:
-        """Raises FileNotFoundError for a folder that this machine does not have, or that has no weights."""
+        """Load the weights of a folder. Raises FileNotFoundError if this machine sees none in it."""
         files = sorted(Path(update_info.folder).glob("*.safetensors"))
         if not files:
             raise FileNotFoundError(
@@ -72,13 +72,13 @@ class FolderEngine(WeightTransferEngine[NoInit, FromFolder]):  # type: ignore[mi
         finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu():
             # On CPUs vLLM multiplies with packed weights, and 0.32 does not pack those of an embedding anew when it
-            # reloads it: where input and output are tied, logits would go on coming from the old ones.
+            # reloads it: where input and output are tied, the old ones would go on making the logits.
             for layer in self.model.modules():
                 if isinstance(layer, VocabParallelEmbedding):
                     layer.quant_method.process_weights_after_loading(layer)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
 
 def _tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -91,11 +91,11 @@ if BACKEND not in WeightTransferEngineFactory._registry:  # imported by the serv
 
 
 class Extension:
-    """Adds no method to a worker: that it is imported is all."""
+    """Worker extension without methods: the import is all that matters."""
 
 
 def _end_with(owner: int) -> None:
-    """Ends the server that this worker is of, once the process that started it is gone, killed perhaps."""
+    """End this worker's server once the process that started it is gone, perhaps killed."""
     while Path(f"/proc/{owner}").exists():
         time.sleep(1)
     os.kill(os.getppid(), signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""The kinds of [demos], one per file: what a file defines is named by the file's name."""
+"""Kinds of [demos], one per file of that name."""

@@ -1,4 +1,4 @@
-"""Annotated solutions: GSM8K's `<<48/2=24>>` become programs that really run."""
+"""Annotated solutions: GSM8K's `<<48/2=24>>` as programs that run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Annotated(DemosSection):
-    """`kind = "annotated"`. Of the recipe's training tasks, those whose solution is annotated. Always right."""
+    """Section `kind = "annotated"`: training tasks with annotated solutions; always right."""
 
     failed_twice_share: Probability = Field(0.0, description="of the demonstrations with a failed call, the share in "
         "which the call after it fails too")  # fmt: skip

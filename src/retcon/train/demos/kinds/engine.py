@@ -1,4 +1,4 @@
-"""A model as teacher, in this process: its own rollouts, of which the grader takes the right ones."""
+"""A model as teacher in this process: its rollouts that the grader accepts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Engine(DemosSection):
-    """`kind = "engine"`. What generates is [engine], how it samples [rollout]."""
+    """Section `kind = "engine"`: generation by [engine], sampling by [rollout]."""
 
     model: str = Field("", description="the teacher: a folder, a name of `retcon model list`, or a hub id, which "
         "speaks its own style; empty: the model that will learn")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A model behind an OpenAI-compatible URL as teacher: text alone goes either way."""
+"""A model behind an OpenAI-compatible URL as teacher, by text alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OpenAI(DemosSection):
-    """`kind = "openai"`."""
+    """Section `kind = "openai"`: a model behind a URL as teacher."""
 
     url: str = Field("", description="the API's base, such as http://127.0.0.1:8000/v1")
     model: str = Field("", description="the teacher's name there")
@@ -23,7 +23,7 @@ class OpenAI(DemosSection):
     seconds: Rate = Field(120.0, description="wall seconds of a request")
     patience: NonNegative = Field(300, description="as engine.patience: seconds for which a teacher that went away is "
                                   "asked again")  # fmt: skip
-    instructions: str = Field(INSTRUCTIONS, description="what the teacher is told first; those who learn are not")
+    instructions: str = Field(INSTRUCTIONS, description="the teacher's system prompt; the learner has none of it")
     tries: Positive = Field(4, description="attempts at a problem, until one is right")
 
     _url = field_validator("url")(api_url)

@@ -1,4 +1,4 @@
-"""The weak teacher that a task family brings."""
+"""The scripted teacher of a task family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class FamilyTeacher(DemosSection):
-    """`kind = "teacher"`. Of a task family with `lessons` (`Taught`), such as numbers."""
+    """Section `kind = "teacher"`: a task family with `lessons` (`Taught`), such as numbers."""
 
     keep: Literal["all", "right"] = Field(
         "all", description="all: wrong answers too | right: only what the grader accepts"

@@ -1,4 +1,4 @@
-"""Transcripts, in any format that `retcon purify` reads, through the template of the model that will learn."""
+"""Transcripts in any format of `retcon purify`, in the learner's template."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Transcripts(DemosSection):
-    """`kind = "transcripts"`."""
+    """Section `kind = "transcripts"`: files in the formats of `retcon purify`."""
 
     of_tasks: ClassVar[bool] = False
     path: StrList = Field((), description="files or folders of transcripts, one or several; or "

@@ -1,10 +1,10 @@
-"""A forward with fewer and quicker operations, for the models that most people use.
+"""Fused forward of common model families, with fewer and quicker operations.
 
-It computes what transformers' modules compute, from weights that it lays side by side (queries, keys and values in one
-product; gate and up in another), which leaves a GPU half the kernels to start, and packs for oneDNN on CPUs. There its
-products in float32 are up to twice as quick as torch's own on CPUs that are not Intel's; in bfloat16 packing makes
-products of a few rows up to twice as quick on CPUs that have instructions for it. The price is a second copy of the
-linear layers, on a GPU of those that lie side by side, made anew when the weights change.
+It computes what transformers' modules compute, from fused weights (queries, keys and values in one product; gate and up
+in another), which leaves a GPU half the kernels to start, and packs for oneDNN on CPUs. There its products in float32
+are up to twice as quick as torch's own on CPUs that are not Intel's; in bfloat16 packing makes products of a few rows
+up to twice as quick on CPUs that have instructions for it. The price is a second copy of the linear layers, on a GPU of
+the fused ones, made anew when the weights change.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3
 ONEDNN: Final = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 """Whether this torch has oneDNN's linear layer over packed weights."""
 PACKED: Final = {torch.float32: ONEDNN, torch.bfloat16: ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()}
-"""Whether it takes weights of a dtype on this CPU."""
+"""Whether oneDNN takes weights of a dtype on this CPU."""
 MKL_SLOW: Final = torch.backends.cpu.get_cpu_capability() == "AVX512" and "Intel" not in cpu_name()
 """Whether MKL's products in float32 take twice as long as oneDNN's."""
 SMALL: Final = 2**17 if torch.backends.mkl.is_available() and not MKL_SLOW else 0
 """Weights of a product in float32 up to which torch's own, by MKL, is quicker with one thread: it costs a fifth to
-call. With more threads, what it gives a row depends on the batch, up to 27 rows with 16 of them."""
+call. With more threads its result for a row depends on the batch, up to 27 rows with 16 threads."""
 TOGETHER = 512
-"""Tokens whose widest states are computed together on a CPU: those of more leave the cache, and come on new pages each
-time. A forward of more tokens has a multiple of 128 of them, so that no few are left over."""
+"""Tokens whose widest states are computed together on a CPU: more leave the cache, and need new pages each time. A
+forward of more tokens has a multiple of 128, so that no few are left over."""
 DEVICES = ("cpu", "cuda")
 SIDE_BY_SIDE = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Layers whose weights are copied."""
 
 
 class Product:
-    """Linear layers of one input, side by side: x (N, in) → (N, sum of out)."""
+    """Fused linear layers of one input: x (N, in) → (N, sum of out)."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         self._layers = layers
@@ -53,8 +53,8 @@ class Product:
 
     def refresh(self) -> None:
         biases = [layer.bias.detach() for layer in self._layers if layer.bias is not None]
-        weight = laid([layer.weight.detach() for layer in self._layers], None if self._packed else self._weight)
-        self._bias = laid(biases, self._bias) if biases else None
+        weight = concatenate([layer.weight.detach() for layer in self._layers], None if self._packed else self._weight)
+        self._bias = concatenate(biases, self._bias) if biases else None
         small = weight.dtype is torch.float32 and weight.numel() <= SMALL and torch.get_num_threads() == 1
         self._packed = weight.device.type == "cpu" and PACKED.get(weight.dtype, False) and not small
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, None) if self._packed else weight
@@ -72,10 +72,9 @@ class Product:
 
 
 class Norm:
-    """A root mean square norm (arXiv 1910.07467) of x (..., D): weight · x / √(mean(x²) + ε).
+    """RMS norm (arXiv 1910.07467) of x (..., D): weight · x / √(mean(x²) + ε).
 
-    heads: how many heads it is given side by side, x (..., heads, D); several such norms, each with its own, are
-    computed together.
+    heads: number of its heads, x (..., heads, D); several such norms, each with its own, are computed together.
     """
 
     def __init__(self, *parts: tuple[Any, int | None]) -> None:
@@ -87,7 +86,7 @@ class Norm:
         first, heads = self._parts[0]
         weights = [norm.weight.detach() if n is None else norm.weight.detach().expand(n, -1) for norm, n in self._parts]
         self._epsilon: float = first.variance_epsilon
-        self._weight = weights[0] if heads is None else laid(weights, self._weight)
+        self._weight = weights[0] if heads is None else concatenate(weights, self._weight)
         size = self._weight.shape[-1]
         self._size = (size,)
         # In float32 as x · (weight · √D) / √(Σx² + D · ε), which is four operations where torch's own are six.
@@ -103,9 +102,9 @@ class Norm:
         return x.div(torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot(self._least)).mul_(self._scaled)
 
 
-def laid(parts: list[Tensor], before: Tensor | None) -> Tensor:
-    """The parts one after another, in the memory of `before` where that is of their kind: recorded graphs read it there
-    (see `graphs`). A single part is itself."""
+def concatenate(parts: list[Tensor], before: Tensor | None) -> Tensor:
+    """Concatenate parts, in the memory of `before` where it fits: recorded graphs read it there (see `graphs`). A
+    single part is returned as it is."""
     if len(parts) == 1:
         return parts[0]
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -134,7 +133,7 @@ class Layer:
 
     def __call__(self, x: Tensor, plan: ForwardPlan, cos: Tensor, sin: Tensor) -> Tensor:
         count = self.heads + self.shared
-        parts = [self.inputs(self.norm(some)) for some in _together(x)]
+        parts = [self.inputs(self.norm(some)) for some in _split(x)]
         states = (torch.cat(parts) if len(parts) > 1 else parts[0]).view(len(x), count + self.shared, self.size)
         rotated = states[:, :count]
         if self.head_norm is not None:
@@ -145,17 +144,17 @@ class Layer:
             self.index, rotated[:, : self.heads], rotated[:, self.heads :], states[:, count:], self.scale
         )
         x = x.add_(self.output(attended.reshape(len(x), -1)))
-        for some in _together(x):
+        for some in _split(x):
             gate_up = self.gate_up(self.mlp_norm(some))
             width = gate_up.shape[-1] // 2
             some.add_(self.down(silu(gate_up[:, :width]).mul_(gate_up[:, width:])))
         return x
 
 
-class Lean:
-    """The forward of a model of one of FAMILIES; see `why_not`. `refresh` after a change of the weights.
+class FusedForward:
+    """Fused forward of a model of FAMILIES (see `why_unsupported`).
 
-    head: the output layer.
+    Call `refresh` after a change of the weights. head: the output layer.
     """
 
     def __init__(self, model: PreTrainedModel, max_len: int) -> None:
@@ -171,7 +170,7 @@ class Lean:
         self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None].contiguous()
 
     def __call__(self, plan: ForwardPlan) -> Tensor:
-        """What `head` makes logits of, (K, W), for the ids that the plan keeps, their keys and values stored."""
+        """Return the last states, (K, W), of the plan's kept ids, and store its keys and values."""
         x = embedding(plan.ids, self._embedding)
         cos, sin = self._cos.index_select(0, plan.positions), self._sin.index_select(0, plan.positions)
         for layer in self._layers:
@@ -190,30 +189,30 @@ class Lean:
                 part.refresh()
 
 
-def why_not(model: PreTrainedModel) -> str | None:
-    """Why the model cannot be computed here: another device, or parts that are not known. None: it can."""
+def why_unsupported(model: PreTrainedModel) -> str | None:
+    """Return why the model cannot be computed here, None if it can."""
     name = type(model).__name__
     if model.device.type not in DEVICES:
-        return f"the lean one is for CPUs and CUDA, and the model is on {model.device.type}"
+        return f"fused decoding supports CPUs and CUDA, and the model is on {model.device.type}"
     if name not in FAMILIES:
-        return f"the lean one does not know {name}"
+        return f"fused decoding does not support {name}"
     plain = all(type(m) is nn.Linear for n, m in model.named_modules() if n.endswith(("_proj", "lm_head")))
     if not plain:
         return "the model has other modules where linear layers belong"
     return "the model has hooks" if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()) else None
 
 
-def room(model: PreTrainedModel, reserved: int) -> tuple[int, int]:
-    """Bytes that must be free for the lean forward's copy of the weights, and that are. reserved: those of a GPU that
-    something else is yet to take; a CPU has some to spare in the first."""
+def needed_memory(model: PreTrainedModel, reserved: int) -> tuple[int, int]:
+    """Return the bytes of the weights' copy, and the free bytes. reserved: bytes of a GPU that others have yet to
+    allocate; a CPU's need includes some to spare."""
     free = free_memory(model.device)
     if model.device.type == "cpu":
         return 4 * sum(p.numel() * p.element_size() for p in model.parameters()), free
-    return copied(model) * model.dtype.itemsize, free - reserved
+    return copied_parameters(model) * model.dtype.itemsize, free - reserved
 
 
-def copied(model: PreTrainedModel) -> int:
-    """Parameters of which there is a second copy on a GPU, none for a model of another family."""
+def copied_parameters(model: PreTrainedModel) -> int:
+    """Count the parameters copied on a GPU; 0 for other families."""
     known = type(model).__name__ in FAMILIES
     parameters = model.named_parameters() if known else ()
     return sum(p.numel() for n, p in parameters if n.rpartition(".")[0].endswith(SIDE_BY_SIDE))
@@ -241,6 +240,6 @@ def _layer(index: int, module: Any) -> Layer:
     )
 
 
-def _together(x: Tensor) -> Sequence[Tensor]:
-    """x (N, W) in parts of TOGETHER tokens; a GPU takes all at once."""
+def _split(x: Tensor) -> Sequence[Tensor]:
+    """Split x (N, W) into parts of TOGETHER tokens; a GPU takes all at once."""
     return (x,) if len(x) <= TOGETHER or x.device.type != "cpu" else x.split(TOGETHER)

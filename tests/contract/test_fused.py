@@ -1,4 +1,4 @@
-"""What the lean forward and its memory do in another way by size: the same is to come out."""
+"""What the fused forward and its memory do in another way by size: the same is to come out."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn.functional import rms_norm
 
 from engines import GREEDY, MAX_LEN, assert_exact, model_of, prompts, run
 from ggufs import tiny
-from retcon.engine.local import lean
+from retcon.engine.local import fused
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.lean import Norm, Product
+from retcon.engine.local.fused import Norm, Product
 from retcon.engine.types import Generation, SamplingParams
 
 pytestmark = pytest.mark.torch
@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
 def generated(model: Any, texts: list[list[int]]) -> list[Generation]:
     async def main() -> list[Generation]:
         engine = LocalEngine(model, max_len=MAX_LEN)
-        assert engine.decoding.startswith("the lean forward")
+        assert engine.decoding.startswith("the fused forward")
         assert engine.invariance.exact
         return await asyncio.gather(*(engine.generate(str(n), ids, HOT) for n, ids in enumerate(texts)))
 
@@ -49,7 +49,7 @@ def generated(model: Any, texts: list[list[int]]) -> list[Generation]:
 def test_with_either_product_a_request_gets_what_it_gets_alone(
     qwen3: Any, small: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lean, "SMALL", small)
+    monkeypatch.setattr(fused, "SMALL", small)
     texts = prompts(21, (3, 30, 9, 1, 17, 12, 5))
     together = generated(qwen3, texts)
     for ids, generation in zip(texts, together, strict=True):
@@ -60,10 +60,10 @@ def test_with_either_product_a_request_gets_what_it_gets_alone(
 @pytest.mark.parametrize("small", [0, 2**17], ids=["packed", "torch's own"])
 def test_new_weights_lie_where_the_old_ones_did(small: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is recorded as a CUDA graph reads them there. Packed ones are no plain memory, and are made anew."""
-    monkeypatch.setattr(lean, "SMALL", small)
+    monkeypatch.setattr(fused, "SMALL", small)
     x, layers = torch.ones(3, 8), [torch.nn.Linear(8, out) for out in (4, 6)]
     product = Product(layers)
-    assert product._packed is (lean.ONEDNN and not small)
+    assert product._packed is (fused.ONEDNN and not small)
     before = product._weight, product._bias
     with torch.inference_mode():
         for layer in layers:
@@ -82,7 +82,7 @@ def test_biases_follow_the_weights() -> None:
 
     async def main() -> None:
         engine = LocalEngine(model, max_len=MAX_LEN)
-        assert engine.decoding.startswith("the lean forward")
+        assert engine.decoding.startswith("the fused forward")
         for _ in range(2):
             assert_exact(model, ids, await engine.generate("a", ids, GREEDY))
             with torch.no_grad():
