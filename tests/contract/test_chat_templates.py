@@ -142,15 +142,10 @@ def test_qwen3_coder_with_its_tags(qwen3: Path, words: str) -> None:
     calls: list[tuple[str, dict[str, object]]] = [("python", CODE), ("search", OTHER)]
     turns: list[Turned] = [(words, calls[:1], ["42\nis it"]), (words, calls, ["", '{"a": "é"}']), ("so", (), ["Why?"])]
     whole = [
-        *TALK,
-        message("assistant", words, tool_calls=called(("python", CODE))),
-        message("tool", "42\nis it"),
-        message("assistant", words, tool_calls=called(*calls)),
-        message("tool", ""),
-        message("tool", '{"a": "é"}'),
-        message("assistant", "so"),
-        message("user", "Why?"),
-    ]
+        *TALK, message("assistant", words, tool_calls=called(("python", CODE))), message("tool", "42\nis it"),
+        message("assistant", words, tool_calls=called(*calls)), message("tool", ""), message("tool", '{"a": "é"}'),
+        message("assistant", "so"), message("user", "Why?"),
+    ]  # fmt: skip
     for count, end in ((0, 2), (1, 4), (2, 7), (3, 9)):
         text, ids = together(chat, turns[:count])
         assert text == template.render(whole[:end], SHOWN)
@@ -175,13 +170,9 @@ def test_deepseek_whose_template_shows_no_tools_writes_code_blocks(tmp_path: Pat
     turns: list[Turned] = [("I try.", [("python", CODE)], ["42"]), ("It is 42.", (), ["Why?"])]
     block = f"I try.\n```python\n{CODE['code']}\n```"
     whole = [
-        message("system", f"Solve it.\n\n{EXPLAINED}"),
-        TALK[1],
-        message("assistant", block),
-        message("user", "```output\n42\n```"),
-        message("assistant", "It is 42."),
-        message("user", "Why?"),
-    ]
+        message("system", f"Solve it.\n\n{EXPLAINED}"), TALK[1], message("assistant", block),
+        message("user", "```output\n42\n```"), message("assistant", "It is 42."), message("user", "Why?"),
+    ]  # fmt: skip
     for count, end in ((0, 2), (1, 4), (2, 6)):
         text, ids = together(chat, turns[:count])
         assert text == own(folder).render(whole[:end])

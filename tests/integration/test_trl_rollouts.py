@@ -171,14 +171,11 @@ LONG = replace(FAILED, stop="length")
 @pytest.mark.parametrize(
     ("overrides", "made", "masked"),
     [
-        ([], FAILED, "none"),
-        (["rl.failed_calls=mask"], FAILED, "failed"),
-        (["rl.void_turns=mask"], replace(FAILED, answer="42"), "none"),
-        (["rl.void_turns=mask"], VOID, "all"),
-        (["rl.truncated=mask"], FAILED, "none"),
-        (["rl.truncated=mask"], LONG, "all"),
+        ([], FAILED, "none"), (["rl.failed_calls=mask"], FAILED, "failed"),
+        (["rl.void_turns=mask"], replace(FAILED, answer="42"), "none"), (["rl.void_turns=mask"], VOID, "all"),
+        (["rl.truncated=mask"], FAILED, "none"), (["rl.truncated=mask"], LONG, "all"),
     ],
-)
+)  # fmt: skip
 def test_what_the_recipe_masks_is_not_in_the_mask_while_it_trains(
     overrides: list[str], made: Trajectory, masked: str
 ) -> None:

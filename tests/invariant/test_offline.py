@@ -21,17 +21,12 @@ from retcon.transcripts.verdicts import judge
 from strategies import json_values
 
 CODES = (
-    "x = 1\nprint(x)",
-    "y = x + 1\nprint(y)",
-    "import math\ny = math.sqrt(x)\nprint(y)",
-    "import math\ny = math.sqroot(x)\nprint(y)",
-    "total = sum(range(10))\nassert total == 45\nprint(total)",
+    "x = 1\nprint(x)", "y = x + 1\nprint(y)", "import math\ny = math.sqrt(x)\nprint(y)",
+    "import math\ny = math.sqroot(x)\nprint(y)", "total = sum(range(10))\nassert total == 45\nprint(total)",
     "total = sum(range(9))\nassert total == 45\nprint(total)",
-    "try:\n    z = 1 / 0\nexcept ZeroDivisionError:\n    z = 0\nprint(z)",
-    "pass",
-    "def broken(:\n    pass",
+    "try:\n    z = 1 / 0\nexcept ZeroDivisionError:\n    z = 0\nprint(z)", "pass", "def broken(:\n    pass",
     "open('f', 'w').write('1')\nprint(1)",
-)
+)  # fmt: skip
 SAID = ("Sorry, an error. Now we go on to the sum.", "I fixed it.", "Let me try again. We take all of it then.")
 words = st.text("abc .é\n", min_size=1, max_size=12).map(lambda t: f"w{t}w") | st.sampled_from(SAID)
 calls = st.builds(

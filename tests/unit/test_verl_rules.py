@@ -89,15 +89,10 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
 @pytest.mark.parametrize(
     "key",
     [
-        "splice_weight=truncated",
-        "imitate_spliced=0.1",
-        "contrast=1.0",
-        "dpo_beta=15.0",
-        "echo=0.1",
-        "sdpo=1.0",
+        "splice_weight=truncated", "imitate_spliced=0.1", "contrast=1.0", "dpo_beta=15.0", "echo=0.1", "sdpo=1.0",
         "shared_advantage=mean",
     ],
-)
+)  # fmt: skip
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
         check_compatible(configured(), cleaner(f"rl.{key}"))

@@ -18,14 +18,10 @@ PROGRAMS = (
     "print([f for f in (print, len, lambda a: a, object())], (n for n in range(3)))",
     "class A:\n    pass\nprint(A(), A)\nraise ValueError(A())",
     "import math\nfrom decimal import Decimal\nprint(math.comb(40, 20), Decimal(1) / 7, 0.1 + 0.2)\nmath.pi",
-    "def f(n):\n    return f(n + 1)\nf(0)",
-    "print(2 ** 100)\nassert 1 == 2, {'b', 'a'}",
-    "import re\nprint(re.compile('a+').sub('b', 'caat'))\nexit(3)",
-    "10 ** 5000",
-    "print((1",
-    "if 1:\nprint(2)",
+    "def f(n):\n    return f(n + 1)\nf(0)", "print(2 ** 100)\nassert 1 == 2, {'b', 'a'}",
+    "import re\nprint(re.compile('a+').sub('b', 'caat'))\nexit(3)", "10 ** 5000", "print((1", "if 1:\nprint(2)",
     "a = 5\na\nundefined",
-)
+)  # fmt: skip
 
 
 @pytest.mark.timeout(120)

@@ -50,8 +50,8 @@ def test_folders_count_as_files_do(jail: Jail, make: str) -> None:
             if n % 1000 == 999:
                 os.write(1, b'.')
         """,
-        cpu_seconds=60,
-        wall_seconds=60,
+        cpu_seconds=120,
+        wall_seconds=240,
     )
     assert (result.status, result.stderr) == ("limit", "OSError: its files were more than 8192 together\n")
     each = make.count("/") + 1

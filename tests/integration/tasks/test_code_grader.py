@@ -206,16 +206,13 @@ def test_functions_are_called_as_livecodebench_calls_them(world: World) -> None:
     body = "def shift({}values: List[int], by: int) -> List[int]:\n{}    return [v + by for v in values]"
     method = "class Solution:\n    " + body.format("self, ", "    ")
     programs = [
-        method,
-        body.format("", ""),
-        "def shift(values, by): return tuple(v + by for v in values)",
-        "def shift(values, by): return {v + by for v in values}",
-        "def shift(values, by): return values",
+        method, body.format("", ""), "def shift(values, by): return tuple(v + by for v in values)",
+        "def shift(values, by): return {v + by for v in values}", "def shift(values, by): return values",
         "class Any:\n    def __eq__(self, other): return True\ndef shift(values, by): return Any()",
         "import json\njson.dumps = lambda value: '[4, 5]'\ndef shift(values, by): return 0",
         "x = []\nx.append(x)\ndef shift(values, by): return x",
         "def shift(values, by): print('[4, 5]'); raise SystemExit(0)",
-    ]
+    ]  # fmt: skip
     assert world.scores([(p, meta) for p in programs]) == [1, 1, 1, 0, 0, 0, 0, 0, 0]
 
 

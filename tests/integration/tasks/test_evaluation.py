@@ -140,11 +140,8 @@ def test_one_that_was_interrupted_goes_on_with_the_problems_that_are_left(tmp_pa
     resumed = read_result(run_evaluation(recipe, model, out, on_progress=lambda done, _: told.append(done)))
     assert told == [*range(2 * kept + 1, 17), 16]
     assert sorted(path.name for path in out.iterdir()) == [
-        "card.json",
-        "card.md",
-        "result.json",
-        "trajectories-t1.jsonl",
-    ]
+        "card.json", "card.md", "result.json", "trajectories-t1.jsonl",
+    ]  # fmt: skip
     whole = read_result(run_evaluation(recipe, model, tmp_path / "whole"))
     assert resumed.settings["t1"].problems == whole.settings["t1"].problems
     cards = [json.loads((folder / "card.json").read_text()) for folder in (out, tmp_path / "whole")]

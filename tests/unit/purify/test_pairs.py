@@ -124,12 +124,9 @@ def test_the_file_has_what_trl_reads_and_the_ids_beside_it(tmp_path):
     (row,) = map(json.loads, gzip.decompress(file.read_bytes()).splitlines())
     assert (row["prompt"], row["chosen"], row["rejected"]) == (pair.prompt, pair.chosen.written, pair.rejected.written)
     assert row["tokens"] == {
-        "prompt": list(pair.prompt_ids),
-        "chosen": list(pair.chosen.ids),
-        "chosen_mask": list(pair.chosen.mask),
-        "rejected": list(pair.rejected.ids),
-        "rejected_mask": list(pair.rejected.mask),
-    }
+        "prompt": list(pair.prompt_ids), "chosen": list(pair.chosen.ids), "chosen_mask": list(pair.chosen.mask),
+        "rejected": list(pair.rejected.ids), "rejected_mask": list(pair.rejected.mask),
+    }  # fmt: skip
     assert (row["id"], row["decision"]) == (pair.id, "shallow")
 
 
@@ -150,12 +147,9 @@ def test_pairs_of_messages_have_no_ids():
     said = [({"role": "assistant", "content": text},) for text in ("42", "41")]
     pair = Pair("x", asked, *map(Completion, said), about={"rule": "traceback"})
     assert json.loads(pair_line(pair)) == {
-        "prompt": [{"role": "user", "content": "6 × 7?"}],
-        "chosen": [{"role": "assistant", "content": "42"}],
-        "rejected": [{"role": "assistant", "content": "41"}],
-        "id": "x",
-        "rule": "traceback",
-    }
+        "prompt": [{"role": "user", "content": "6 × 7?"}], "chosen": [{"role": "assistant", "content": "42"}],
+        "rejected": [{"role": "assistant", "content": "41"}], "id": "x", "rule": "traceback",
+    }  # fmt: skip
 
 
 def test_what_is_no_pair_is_refused_by_name():

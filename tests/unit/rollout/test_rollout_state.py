@@ -231,14 +231,8 @@ def closed(state):
 def test_a_failure_whose_state_before_it_cannot_be_kept_is_not_repaired_and_the_rollout_goes_on():
     tool = ScriptedSessions(run_python, refuses=closed)
     replies = [
-        call("x = 1"),
-        call("y = 2; oops"),
-        call("x = 0; y"),
-        call("z = 3; oops"),
-        call("z = 4"),
-        call("z"),
-        DONE,
-    ]
+        call("x = 1"), call("y = 2; oops"), call("x = 0; y"), call("z = 3; oops"), call("z = 4"), call("z"), DONE,
+    ]  # fmt: skip
     p = play(replies, tool=tool, repair=Saar(attempts=1))
     assert p.trajectory.stop == "answer"
     _, failed, after, fixed, last, _ = p.turns

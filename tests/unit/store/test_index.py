@@ -62,25 +62,16 @@ def index(run: Path) -> Index:
 @pytest.mark.parametrize(
     ("query", "names"),
     [
-        (Query(), "1/0 1/1 1/2 2/0 2/1"),
-        (Query(failed=True), "1/1 1/2 2/0"),
-        (Query(error="NameError", step=(1, 1)), "1/1 1/2"),
-        (Query(error="Name_rror"), ""),
-        (Query(verdict="right"), "1/0 2/1"),
-        (Query(dropped=True), "1/1"),
-        (Query(repair="shallow"), "1/1"),
-        (Query(repair="none", sort="-id"), "2/1 2/0 1/2 1/0"),
-        (Query(stop="turns"), "1/2"),
-        (Query(group="zoo/2"), "2/0 2/1"),
-        (Query(group="zoo"), "1/0 1/1 1/2 2/0 2/1"),
-        (Query(text="total_of"), "1/1"),
-        (Query(text="tot", field="code"), "1/1 1/2 2/0"),
-        (Query(text="is not defined", field="output"), "1/1 1/2 2/0"),
-        (Query(text="defined not"), ""),
-        (Query(text='zebras "are" 1?'), "1/1 2/1"),
-        (Query(text='")) OR *'), ""),
+        (Query(), "1/0 1/1 1/2 2/0 2/1"), (Query(failed=True), "1/1 1/2 2/0"),
+        (Query(error="NameError", step=(1, 1)), "1/1 1/2"), (Query(error="Name_rror"), ""),
+        (Query(verdict="right"), "1/0 2/1"), (Query(dropped=True), "1/1"), (Query(repair="shallow"), "1/1"),
+        (Query(repair="none", sort="-id"), "2/1 2/0 1/2 1/0"), (Query(stop="turns"), "1/2"),
+        (Query(group="zoo/2"), "2/0 2/1"), (Query(group="zoo"), "1/0 1/1 1/2 2/0 2/1"),
+        (Query(text="total_of"), "1/1"), (Query(text="tot", field="code"), "1/1 1/2 2/0"),
+        (Query(text="is not defined", field="output"), "1/1 1/2 2/0"), (Query(text="defined not"), ""),
+        (Query(text='zebras "are" 1?'), "1/1 2/1"), (Query(text='")) OR *'), ""),
     ],
-)
+)  # fmt: skip
 def test_what_a_query_finds(query: Query, names: str, index: Index) -> None:
     found = [row["name"].removeprefix("zoo/") for row in index.rows(query)]
     assert found == names.split()

@@ -8,25 +8,11 @@ from retcon.tasks.graders.mathematics import same_in_base
 @pytest.mark.parametrize(
     "said",
     [
-        "52_8",
-        "52_{8}",
-        "52_{(8)}",
-        "(52)_8",
-        r"\left(52\right)_{8}",
-        r"\text{52}_8",
-        r"52_\text{eight}",
-        r"52_{\text{eight}}",
-        r"52_{\rm eight}",
-        r"52_{\text{base }8}",
-        r"52 \text{ base } 8",
-        "52 in base 8",
-        "52 (base eight)",
-        "$52_8$.",
-        "052_8",
-        "N = 52_8",
-        "42_{10} = 52_8",
+        "52_8", "52_{8}", "52_{(8)}", "(52)_8", r"\left(52\right)_{8}", r"\text{52}_8", r"52_\text{eight}",
+        r"52_{\text{eight}}", r"52_{\rm eight}", r"52_{\text{base }8}", r"52 \text{ base } 8", "52 in base 8",
+        "52 (base eight)", "$52_8$.", "052_8", "N = 52_8", "42_{10} = 52_8",
     ],
-)
+)  # fmt: skip
 def test_spellings_of_a_base(said: str) -> None:
     assert same_in_base("52_8", rf"\boxed{{{said}}}")
     assert same_in_base("52_8", f"42 is 110_6, and {said}")

@@ -141,11 +141,8 @@ def test_in_a_folder_transcripts_are_read_in_their_order_and_nothing_that_a_run_
     (tmp_path / "g.jsonl").mkdir()
     assert [name for _, name in expand([str(tmp_path)])] == sorted(names)
     assert [name for _, name in expand([str(tmp_path / "[bf].*l*")])] == [
-        "b.jsonl",
-        "b.jsonl.partial",
-        "b.jsonl.partial.json",
-        "f.jsonl.zst",
-    ]
+        "b.jsonl", "b.jsonl.partial", "b.jsonl.partial.json", "f.jsonl.zst",
+    ]  # fmt: skip
 
 
 def test_the_output_is_there_only_once_all_beside_it_is(tmp_path: Path) -> None:

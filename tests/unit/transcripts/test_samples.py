@@ -124,13 +124,8 @@ def test_several_histories_of_a_trace_are_repaired_each_for_itself() -> None:
     assert count.shallow == 2
     assert [one["parent"] for one in out["nodes"]] == [None, 0, 1, None, 3, 4]
     assert [one["message"]["content"] for one in out["nodes"]] == [
-        "q",
-        "let me see",
-        "4.0",
-        "also",
-        "let me see",
-        "4.0",
-    ]
+        "q", "let me see", "4.0", "also", "let me see", "4.0",
+    ]  # fmt: skip
     assert out["nodes"][3]["semantic_parents"] == [{"node": 1, "type": "spawn"}]
     assert out["calls"] == [{"node": 5}, {}, {"model": "m"}]
 

@@ -110,15 +110,10 @@ def test_a_missing_name_that_is_bound_to_none_is_made_up() -> None:
 @pytest.mark.parametrize(
     ("bound", "made_up"),
     [
-        ("import math\nx = 7", "x = 7"),
-        ("y = 8\nx = 7", "x = 7"),
-        ("y, x = 8, 7", "x = 7"),
-        ("x = 9", None),
-        ("x = 9\nx = load()", "x = 9"),
-        ("y = 8\nx = load()", None),
-        ("x = 7\nfor n in rows:\n    x += n", None),
+        ("import math\nx = 7", "x = 7"), ("y = 8\nx = 7", "x = 7"), ("y, x = 8, 7", "x = 7"), ("x = 9", None),
+        ("x = 9\nx = load()", "x = 9"), ("y = 8\nx = load()", None), ("x = 7\nfor n in rows:\n    x += n", None),
     ],
-)
+)  # fmt: skip
 def test_a_number_that_a_missing_name_is_bound_to_was_told_or_is_made_up(bound: str, made_up: str | None) -> None:
     failed, fix = (turn(Ran(f"{code}\nlast = x * f(2)\nprint(last)", out, error, line)) for code, out, error, line in (
         ("rows = load()", MISSING, "NameError", 2), (bound, "14", None, None),
@@ -182,13 +177,10 @@ def test_of_a_program_that_failed_on_an_import_any_name_is_an_end(error: str, an
 @pytest.mark.parametrize(
     ("fix", "lost"),
     [
-        ("other = f(1)", "total"),
-        ("total_of_all = f(1)", None),
-        ("tot = f(1)", None),
-        ("total_of_all = f(1)\nother = 2", None),
-        ("print(1)", None),
+        ("other = f(1)", "total"), ("total_of_all = f(1)", None), ("tot = f(1)", None),
+        ("total_of_all = f(1)\nother = 2", None), ("print(1)", None),
     ],
-)
+)  # fmt: skip
 def test_a_longer_or_shorter_name_is_the_same_end_wherever_the_fix_binds_it(fix: str, lost: str | None) -> None:
     assert misses_goal(turn(Ran("total = g(1)", "", "NameError", 1)), turn(Ran(fix))) == lost
 

@@ -236,19 +236,13 @@ def test_every_format_is_written_without_what_was_cut(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "words", "kind"),
     [
-        ("anthropic", "content", "text"),
-        ("langchain", "data.content", "text"),
-        ("langchain_flat", "content", "text"),
-        ("gemini", "parts", "text"),
-        ("adk", "content.parts", "text"),
-        ("bedrock", "content", "text"),
-        ("atif", "message", "text"),
-        ("responses", "content", "output_text"),
-        ("responses", "summary", "summary_text"),
-        ("openhands_sdk", "llm_message.content", "text"),
+        ("anthropic", "content", "text"), ("langchain", "data.content", "text"),
+        ("langchain_flat", "content", "text"), ("gemini", "parts", "text"), ("adk", "content.parts", "text"),
+        ("bedrock", "content", "text"), ("atif", "message", "text"), ("responses", "content", "output_text"),
+        ("responses", "summary", "summary_text"), ("openhands_sdk", "llm_message.content", "text"),
         ("messages", "content", "text"),
     ],
-)
+)  # fmt: skip
 def test_words_in_several_parts_are_cut_and_other_parts_stay(name: str, words: str, kind: str) -> None:
     record: Any = FORMATS[name]([ASK, FAIL, works(FIXED, "4.0"), answer("unlike any other")])
     items = next(v for v in record.values() if isinstance(v, list) and "unlike any other" in str(v))

@@ -65,13 +65,10 @@ def test_k_failures_may_lead_to_a_fix_and_no_more() -> None:
 @pytest.mark.parametrize(
     ("after", "reason"),
     [
-        ([], "end"),
-        ([answer("4")], "answered"),
-        ([user("go on"), works(FIXED)], "user"),
-        ([works("other = 12\nprint('a quite different thing', other)")], "unrelated"),
-        ([works("pass")], "end"),
+        ([], "end"), ([answer("4")], "answered"), ([user("go on"), works(FIXED)], "user"),
+        ([works("other = 12\nprint('a quite different thing', other)")], "unrelated"), ([works("pass")], "end"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_fix(after: Sequence[Step], reason: str) -> None:
     result = purify(ASK, fails(FAILED, line=2), *after)
     assert result.splices == ()
@@ -93,11 +90,8 @@ def test_a_later_failure_of_the_run_may_be_what_was_fixed() -> None:
 def test_the_fix_of_a_retry_that_speaks_of_the_failure_before_it_is_none() -> None:
     first = fails("table = load('sales')\nprint(table.head())")
     steps = (
-        ASK,
-        first,
-        fails(FAILED, line=2, said="Sorry for that, we take the root of it."),
-        works(FIXED, said="So."),
-    )
+        ASK, first, fails(FAILED, line=2, said="Sorry for that, we take the root of it."), works(FIXED, said="So."),
+    )  # fmt: skip
     assert reasons(purify(*steps)) == [(0, "unrelated"), (1, "retry")]
     assert purify(*steps[:2], user("The root, please."), *steps[2:]).splices == (Splice(1, 2, True),)
     given = replace(steps[2], text="Since it is a square, we take the root of it.")
@@ -269,14 +263,11 @@ SECOND = FIRST.replace(" - 99", "")
 @pytest.mark.parametrize(
     "said",
     [
-        "Let us try a different approach.",
-        "Instead of dividing them we take the greatest.",
-        "We take the greatest instead of just dividing them.",
-        "We need to rethink our strategy.",
-        "Again: directly is slow, so we go step by step.",
-        "Once more, manually.",
+        "Let us try a different approach.", "Instead of dividing them we take the greatest.",
+        "We take the greatest instead of just dividing them.", "We need to rethink our strategy.",
+        "Again: directly is slow, so we go step by step.", "Once more, manually.",
     ],
-)
+)  # fmt: skip
 def test_words_of_a_plan_that_was_given_up_do_not_stay(said: str) -> None:
     failure = fails(FIRST, "ZeroDivisionError", 2, "We divide the greatest square by what is left.")
     assert reasons(purify(ASK, failure, works(SECOND, "9801", said))) == [(0, "plan")]
