@@ -550,8 +550,8 @@ class SandboxSection(Section):
                               "as pandas, matplotlib, sklearn, torch")  # fmt: skip
     sessions: bool = Field(False, description="each rollout has an interpreter that keeps variables and files between "
                            "calls, and is rolled back with its history")  # fmt: skip
-    reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once: "
-                        "another call of it gets the same result; not with sessions")  # fmt: skip
+    reuse: bool = Field(True, description="a program that only computes, without numpy and the like, runs once, "
+                        "and in one process with others (docs/sandbox/sandbox.md); not with sessions")  # fmt: skip
     cpu_seconds: Rate = Field(2.0, le=10**9, description="CPU time of a call")
     wall_seconds: Rate = Field(30.0, le=10**9, description="wall time of a call: a backstop, not a limit that load "
                                "can reach")  # fmt: skip

@@ -10,7 +10,8 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, ResultCache, is_deterministic
+from retcon.tools.batches import LONGEST
+from retcon.tools.kinds.python import Python, PythonSessions, PythonTool, ResultCache, is_deterministic
 from retcon.tools.loading import ToolSetup
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
@@ -19,13 +20,15 @@ WRONG = Result("error", "NameError", stderr="NameError: name 'a' is not defined\
 
 
 class Counted:
-    """A sandbox that gives one answer after another, the last one again and again."""
+    """A sandbox that gives one answer after another, the last one again and again; it runs no batches."""
 
     def __init__(self, *answers: Result) -> None:
         self.answers = list(answers)
         self.asked: list[str] = []
 
     async def run(self, code: str, **options: object) -> Result:
+        if options.get("stdin"):
+            return Result("infrastructure")
         self.asked.append(code)
         await asyncio.sleep(0)
         return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
@@ -156,8 +159,8 @@ def test_a_long_program_runs_each_time() -> None:
 def test_of_calls_at_once_one_runs_and_the_others_wait_for_it() -> None:
     sandbox = Counted(OK, WRONG)
     seen = called(sandbox, "a", "a", "a", "import os", "import os", at_once=True)
-    assert sandbox.asked == ["a", "import os", "import os"]
-    assert [one.text for one in seen[:3]] == ["2"] * 3
+    assert sorted(sandbox.asked) == ["a", "import os", "import os"]
+    assert len({one.text for one in seen[:3]}) == 1
 
 
 def test_where_the_one_that_runs_comes_to_nothing_each_runs_by_itself() -> None:

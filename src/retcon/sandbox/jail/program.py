@@ -78,12 +78,16 @@ def exit_code(stop: SystemExit, streams: tuple[Any, Any]) -> int:
 
 def print_exception(error: BaseException, wrapper: str) -> None:
     """Print Python's traceback from the program's first frame on. wrapper: file whose frames are left out."""
+    write_error(format_exception(error, error.__traceback__, wrapper))
+
+
+def format_exception(error: BaseException, trace: TracebackType | None, wrapper: str) -> str:
+    """Format what `print_exception` prints. trace: the error's own, or its later part."""
     if isinstance(error, SyntaxError) and error.text is None:
         _quote(error)
-    trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename in (wrapper, __file__):
         trace = trace.tb_next
-    write_error(_report(error, trace))
+    return _report(error, trace)
 
 
 def _quote(error: SyntaxError) -> None:

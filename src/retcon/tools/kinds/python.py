@@ -11,12 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, Self
 
-from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
+from retcon.core.errors import CheckpointRefused, InfrastructureFault, SessionLost
 from retcon.core.programs import error_line, parse_program
 from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
+from retcon.tools.batches import FAULTS, LONGEST, BatchRunner, leaves_nothing
 from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.schema import python_spec
 from retcon.tools.types import OpenTool, StatefulTool, Tool
@@ -41,8 +42,6 @@ _BUILTINS = frozenset({
 })  # fmt: skip
 """Builtins that reach other names, or that differ between processes."""
 _COMPILING = ("SyntaxError", "IndentationError", "TabError")
-LONGEST = 4000
-"""Most characters of a cached program, and of its result."""
 
 
 class ResultCache:
@@ -122,10 +121,6 @@ def _is_plain(node: ast.AST) -> bool:
 
 
 SMALL_BUDGET = 200
-FAULTS = (RetconError, OSError, ValueError)
-"""Errors of a sandbox that are not the program's fault; ValueError: its server refuses a request, such as one for too
-many seconds."""
-
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,16}>")
 """An address in a repr, `<function f at 0x7f51411e20c0>`, which differs between processes."""
 
@@ -189,8 +184,9 @@ def _last_line(result: Result) -> str:
 class PythonTool:
     """Python tool with a fresh interpreter for every call; implements `Tool`.
 
-    output_chars: most characters of an observation. reuse: limits of all calls, if results of deterministic programs
-    are cached (`ResultCache`). Random numbers follow from the call's id and its code, so that a rollout repeats.
+    output_chars: most characters of an observation. reuse: limits of all calls, if deterministic programs run in
+    batches (`BatchRunner`) and their results are cached (`ResultCache`). Random numbers follow from the call's id and
+    its code, so that a rollout repeats.
     """
 
     def __init__(
@@ -201,6 +197,7 @@ class PythonTool:
         self._sandbox = sandbox
         self._formatter = ObservationFormatter(name, output_chars)
         self._repeats = None if reuse is None else ResultCache(reuse)
+        self._batches = None if reuse is None else BatchRunner(sandbox, reuse)
 
     async def __call__(self, call: ToolCall) -> Observation:
         if (malformed := self._formatter.malformed(call)) is not None:
@@ -215,6 +212,10 @@ class PythonTool:
         return self._formatter.observation(call, result)
 
     async def _run(self, call: ToolCall) -> Result:
+        if self._batches is not None and is_deterministic(call.code) is not False:
+            valid = leaves_nothing(call.code)
+            if valid is not False and (found := await self._batches.run(call.code, valid=bool(valid))) is not None:
+                return found
         return await self._sandbox.run(call.code, seed=derive("python", call.id, call.code))
 
 
