@@ -2,11 +2,11 @@
 
     pip install 'smolagents[openai]==1.26.0'
     python examples/managed_agents.py runs/managed       # problems, and demonstrations that a script plays
-    retcon sft quickstart/cold_start sft.steps=60 --out runs/managed/start \\
+    retcon sft quickstart/cold_start sft.steps=75 --out runs/managed/start \\
         --demonstrations runs/managed/demonstrations.jsonl
-    retcon train mini/grpo --from runs/managed/start --out runs/managed/run task.path=runs/managed/problems.jsonl \\
-        rollout.harness=examples.managed_agents:solve rollout.max_tokens=900 credit.kind=inherit \\
-        rl.steps=5 rl.prompts=1 rl.minibatches=1
+    retcon train mini/grpo --from runs/managed/start --out runs/managed/run task.kind=file \\
+        task.path=runs/managed/problems.jsonl rollout.harness=examples.managed_agents:solve rollout.max_tokens=900 \\
+        credit.kind=inherit rl.steps=5 rl.prompts=1 rl.minibatches=1 rl.lr=5e-5 rl.checkpoint_every=1
 
 The packaged model has a context of 1,024 tokens, which smolagents' own prompts fill: these here are short.
 """
@@ -59,7 +59,7 @@ def play(_request: str, text: str, _n: int) -> str:
     return f"```python\nfinal_answer({call})\n```"
 
 
-async def demonstrate(folder: Path, count: int = 48) -> None:
+async def demonstrate(folder: Path, count: int = 320) -> None:
     """Write problems, and `count` scripted rollouts of others."""
     from retcon.build import build_chat
     from retcon.config.load import load_recipe

@@ -48,6 +48,13 @@ class Twice:
 
 solve = Twice()
 
+async def delegate(task, endpoint):
+    async with aiohttp.ClientSession() as http:
+        for at in (endpoint, endpoint.agent("helper")):
+            body = {"model": at.name, "messages": [{"role": "user", "content": task.question}]}
+            async with http.post(f"{at.url}/chat/completions", json=body) as answer:
+                answer.raise_for_status()
+
 def broken(task, endpoint):
     raise LookupError("no such tool")
 
@@ -106,11 +113,33 @@ def test_a_run_learns_from_a_harness_and_repeats_bit_for_bit(
     assert max(line["mismatch_max"] for line in told) < 1e-3  # the log-probs are those of the ids that are learnt
 
 
+def test_what_agents_said_is_in_the_samples_before_and_after_an_interruption(
+    start: tuple[Path, Path], tmp_path: Path, module: str
+) -> None:
+    base, cold = start
+    recipe = harnessed(base, f"{module}:delegate", credit={"kind": "inherit"})
+    weights, _ = trained(recipe, cold, tmp_path / "whole")
+
+    def stop(_: object) -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        run_rl(recipe, cold, tmp_path / "cut", tasks=Ones(), on_step=stop)
+    assert trained(recipe, cold, tmp_path / "cut")[0] == weights
+    for step in (1, 2):
+        made = list(jsonl.read(tmp_path / f"cut/trajectories/step-{step:06}.jsonl"))
+        children = [(root, child) for root in made for child in root.children]
+        assert {child.parent.relation for _, child in children if child.parent} == {"subagent"}
+        trained_ones = [(root, child) for root, child in children if root.training and child.training]
+        assert trained_ones
+        assert all(root.training.advantage == child.training.advantage for root, child in trained_ones)
+
+
 def test_a_harness_that_always_breaks_ends_the_run_with_its_own_words(
     start: tuple[Path, Path], tmp_path: Path, module: str
 ) -> None:
     base, cold = start
-    with pytest.raises(SandboxUnavailable, match=rf"the harness raised LookupError: no such tool \(.*{module}.py:20\)"):
+    with pytest.raises(SandboxUnavailable, match=rf"the harness raised LookupError: no such tool \(.*{module}.py:27\)"):
         trained(harnessed(base, f"{module}:broken"), cold, tmp_path / "run")
 
 
