@@ -146,6 +146,6 @@ def test_what_a_recipe_cannot_mean_is_refused_before_work(tmp_path: Path) -> Non
     with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*nowhere is not a writable folder"):
         refusal(f"engine.weights_folder={tmp_path / 'nowhere'}")()
     (tmp_path / "file").touch(0o777)
-    with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*file is no folder"):
+    with pytest.raises(RecipeError, match=r"engine\.weights_folder: .*file is not a writable folder"):
         refusal(f"engine.weights_folder={tmp_path / 'file'}")()
     refusal("engine.lora=true", "lora.rank=4", f"engine.weights_folder={tmp_path}")()
