@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from retcon.config.load import ALL, Data, all_keys, kinds_with_key, load_recipe, shipped_recipes, with_kinds
+from retcon.config.load import (
+    ALL,
+    Data,
+    all_keys,
+    find_recipe,
+    kinds_with_key,
+    load_recipe,
+    shipped_recipes,
+    with_kinds,
+)
 from retcon.config.schema import SECTIONS, Recipe
 from retcon.config.section import PluginSection
 from retcon.core.errors import Interrupted, MissingExtra, RecipeError
@@ -365,6 +374,27 @@ def check_taken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequence[s
         # The default of a section that a recipe leaves out may be of the kind that has the key.
         for recipe, own in [one for one in takers if staged and load_recipe(one[0]).stages] or takers:
             load_recipe(recipe, [*own, override])
+
+
+def sort_recipes(words: Sequence[str], cold: str | None = None) -> dict[str, list[str]]:
+    """Read the words of `retcon compare`: recipes, each with the overrides that it can have.
+
+    cold: recipe of a cold start, which may be the only one to take an override. Raises RecipeError.
+    """
+    recipes = [word for word in words if "=" not in word]
+    overrides = [word for word in words if "=" in word]
+    if len(recipes) < 2:
+        raise RecipeError(
+            "name two recipes or more; one alone is trained by `retcon train` (`retcon recipes` lists all)"
+        )
+    if len(set(recipes)) < len(recipes):
+        twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
+        raise RecipeError(f"{twice} is given twice; another variant of it is a recipe file of its own")
+    for recipe in recipes:
+        find_recipe(recipe)
+    own = {recipe: select_overrides(recipe, overrides) for recipe in recipes}
+    check_taken(overrides, [*own.items(), *([(cold, cold_start_overrides(cold, overrides))] if cold else ())])
+    return own
 
 
 def cold_start_overrides(recipe: str, overrides: Sequence[str]) -> list[str]:

@@ -16,14 +16,13 @@ from retcon.build import with_evaluation_repair
 from retcon.cli.arguments import (
     COLD_SECTIONS,
     READS,
-    check_taken,
     cold_start_overrides,
     command_line,
     overrides_of,
-    select_overrides,
+    sort_recipes,
 )
 from retcon.cli.runner import EVALUATION, Experiment, cold_start, evaluation, print_end, read_record, training
-from retcon.config.load import find_recipe, load_recipe
+from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, RLSection, stages_of
 from retcon.core.errors import RecipeError, RecordError, TaskWarning
 from retcon.core.texts import counted
@@ -107,23 +106,10 @@ def make_arm(name: str, recipe: str, overrides: Sequence[str], text: str | None 
 
 
 def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None = None) -> list[Arm]:
-    """Read the words of `retcon compare`: recipes, and overrides, each for the recipes that can have it.
-
-    there: see `name_arms`. cold: recipe of a cold start, which may be the only one to take an override. Raises
-    RecipeError.
-    """
-    recipes = [word for word in words if "=" not in word]
-    overrides = [word for word in words if "=" in word]
-    if len(recipes) < 2:
-        raise RecipeError(
-            "name two recipes or more; one alone is trained by `retcon train` (`retcon recipes` lists all)"
-        )
-    names = name_arms(recipes, there)
-    for recipe in recipes:
-        find_recipe(recipe)
-    own = {recipe: select_overrides(recipe, overrides) for recipe in recipes}
-    check_taken(overrides, [*own.items(), *([(cold, cold_start_overrides(cold, overrides))] if cold else ())])
-    return finish_arms([make_arm(names[recipe], recipe, own[recipe]) for recipe in recipes])
+    """Make an arm of each recipe of `sort_recipes`. there: see `name_arms`. Raises RecipeError."""
+    own = sort_recipes(words, cold)
+    names = name_arms(list(own), there)
+    return finish_arms([make_arm(names[recipe], recipe, own[recipe]) for recipe in own])
 
 
 def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
@@ -161,12 +147,9 @@ def add_curve(arm: Arm, first: Arm) -> Arm:
 def name_arms(recipes: Sequence[str], there: Sequence[str] = ()) -> dict[str, str]:
     """Name each arm by the shortest distinct end of its recipe's path.
 
-    there: names in an existing comparison, which its recipes keep. Raises RecipeError for a recipe given twice.
+    there: names in an existing comparison, which its recipes keep. Raises RecipeError for one recipe by two names.
     """
     parts = {recipe: Path(recipe.removesuffix(".toml")).parts for recipe in recipes}
-    if len(parts) < len(recipes):
-        twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
-        raise RecipeError(f"{twice} is given twice; another variant of it is a recipe file of its own")
     depths = range(1, max(map(len, parts.values())) + 1)
     kept = dict(zip(recipes, there, strict=False))
     if any(name not in {_end_of(parts[recipe], depth) for depth in depths} for recipe, name in kept.items()):

@@ -19,6 +19,7 @@ from retcon.cli.arguments import (
     interruptible,
     need_training,
     plain_console,
+    sort_recipes,
 )
 from retcon.core.machine import usable_cores
 
@@ -141,6 +142,7 @@ def compare(
 ) -> None:
     """Train recipes from one cold start and compare them fairly. Repeat the command to continue."""
     need_training()
+    sort_recipes(words, cold)  # before what is slow to import
     from retcon.cli.compare import CompareOptions, arms_in, make_plan, print_comparison, read_arms
     from retcon.report.plots import need_matplotlib
 

@@ -81,25 +81,27 @@ def purify(
     force: Annotated[bool, typer.Option("--force", help="Replace finished outputs.")] = False,
 ) -> None:
     """Remove failed calls that the agent fixed itself from transcripts. All else stays as it is."""
+    from retcon.store.records import STDIN, expand
+
+    if not out and not dry_run:
+        raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
+    target = Path(out)
+    found = list(expand(inputs, None if dry_run or out == "-" else target))  # before what is slow to import
+
     from retcon.purify.offline import Repairer
     from retcon.store.lines import SUFFIX, check_no_journal
-    from retcon.store.records import STDIN
     from retcon.store.whole import OutputFile, check_not_finished, check_outputs, check_suffix
     from retcon.transcripts.detector import Detector
-    from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand
+    from retcon.transcripts.purification import Assignment, FileJob, JobStopped
     from retcon.transcripts.verdicts import read_named_failures
 
     if dry_run:
-        _list_repairs(inputs, format, Repairer(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
+        _list_repairs(found, format, Repairer(attempts, gamma, state), read_named_failures(failure or ()), skip_bad)
         return
-    if not out:
-        raise typer.BadParameter("name the output, or give --dry-run", param_hint="--out")
     Detector(format)  # refuses a wrong name before any work
     if no_audit and audit is not None:
         why = f"with --no-audit nothing is written to {audit}: give one of them"
         raise typer.BadParameter(why, param_hint="--audit")
-    target = Path(out)
-    found = list(expand(inputs, None if out == "-" else target))
     folder = out.endswith("/") or target.is_dir() or (len(found) > 1 and out != "-" and not target.suffix)
     names = [name for _, name in found]
     if folder:
@@ -134,7 +136,7 @@ def purify(
 
 
 def _list_repairs(
-    inputs: list[str], format: str, offline: Repairer, failures: Mapping[str, str], skip_bad: bool
+    inputs: Sequence[tuple[Path, str]], format: str, offline: Repairer, failures: Mapping[str, str], skip_bad: bool
 ) -> None:
     """Print for each failed call its replacement, or why it would stay."""
     import msgspec
@@ -143,7 +145,6 @@ def _list_repairs(
     from retcon.core.codec import from_dict
     from retcon.store.records import open_source
     from retcon.transcripts.detector import sample_records
-    from retcon.transcripts.purification import expand
     from retcon.transcripts.purifier import Count, RecordRepairer, Sinks, repair_lines
 
     console = Console()
@@ -153,7 +154,7 @@ def _list_repairs(
         lines.extend(repair_lines(from_dict(msgspec.json.decode(line))))
 
     total = Count()
-    for path, name in expand(inputs):
+    for path, name in inputs:
         found = sample_records(open_source(path), format, skip_bad=skip_bad)
         purifier = RecordRepairer(offline, found.detector, Sinks(listed), total, name=name, failures=failures)
         try:

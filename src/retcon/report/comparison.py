@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from retcon.evaluate.result import PASS_AT, Problem, Result, Setting, read_result
 from retcon.evaluate.statistics import Interval, Paired, exactly, over_runs, over_seeds, paired, pass_at_k
@@ -18,6 +18,9 @@ from retcon.report.runs import Run, read_run, run_folder
 from retcon.report.sheet import Sheet, to_csv
 from retcon.report.tables import cell, number
 from retcon.store.whole import write_whole
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PLAIN, REPAIRED, FAULTS = "eval", "eval-repaired", "eval-faults"
 """Folders of a run's evaluations: purification off; failed turns repaired as they happen; tools that fail at times."""
@@ -46,6 +49,8 @@ def per_problem(
 ) -> list[np.ndarray] | None:
     """Return `value` per problem and run, an (S, N) array an arm. None where a run lacks the setting or no run has any
     value. Problems without a value in some run, such as after faults, are left out of all: N may be 0."""
+    import numpy as np
+
     measured = [[_setting(run, condition, setting) for run in runs] for runs in arms]
     if any(found is None for runs in measured for found in runs):
         return None
@@ -102,6 +107,8 @@ def curve_metric(runs: Iterable[Run]) -> str:
 
 def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and heights, both (T,), of a run's learning curve: evaluations, or training's running mean."""
+    import numpy as np
+
     if metric != IN_TRAINING:
         points = [(step["step"] or 0, value) for step in run.metrics if (value := step.get(metric)) is not None]
         steps, heights = np.array(points, dtype=float).reshape(-1, 2).T
@@ -114,6 +121,8 @@ def curve_of(run: Run, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 def curve_area(run: Run, metric: str) -> float | None:
     """Return the curve's mean height by trapezoids; None for fewer than two points."""
+    import numpy as np
+
     steps, heights = curve_of(run, metric)
     if len(steps) < 2:
         return None
@@ -123,6 +132,8 @@ def curve_area(run: Run, metric: str) -> float | None:
 def at_tokens(run: Run, tokens: float) -> float | None:
     """Return the held-out pass rate after `tokens` sampled tokens. Interpolated between the evaluations around it; None
     outside of them."""
+    import numpy as np
+
     places, heights, sampled = [], [], 0.0
     for step in run.metrics:
         sampled += step.get("sampled_tokens") or 0.0
@@ -136,6 +147,8 @@ def at_tokens(run: Run, tokens: float) -> float | None:
 
 def steps_to(run: Run, goal: Run, metric: str) -> float | None:
     """Return the first step that reaches `goal`'s last height, or None."""
+    import numpy as np
+
     (steps, heights), (_, reached) = curve_of(run, metric), curve_of(goal, metric)
     if not len(heights) or not len(reached):
         return None

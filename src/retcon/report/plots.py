@@ -8,14 +8,16 @@ from importlib.util import find_spec
 from itertools import cycle
 from pathlib import Path
 from types import MappingProxyType
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from retcon.core.errors import MissingExtra
 from retcon.core.installing import how_to_install
 from retcon.report.runs import Run
 from retcon.runs.metrics import Metrics
 from retcon.store.whole import whole_file
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ def draw(
     (steps,), by default the step's number. stages: each run's stages as name, first and last step, with a line at each
     change. about: texts that stand in the file, by the format's own keys (PNG: `Software`). Raises StorageError."""
     import matplotlib as mpl
+    import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -176,6 +179,8 @@ def escape_name(name: str) -> str:
 def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
     """Return the curve's top as the axis end, or None. None, for just above the greatest value, where all values lie
     below a quarter of the top."""
+    import numpy as np
+
     if curve.top is None or max(np.nanmax(values) for values in series.values()) < curve.top / 4:
         return None
     return curve.top
@@ -183,11 +188,15 @@ def top_of(curve: Curve, series: Mapping[str, np.ndarray]) -> float | None:
 
 def min_mean_max(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each step's minimum, mean and maximum over seeds; values: (seeds, steps)."""
+    import numpy as np
+
     return np.nanmin(values, 0), np.nanmean(values, 0), np.nanmax(values, 0)
 
 
 def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
     """Return a curve as (seeds, steps), NaN for gaps. Cut to the shortest run; empty where a run has no values."""
+    import numpy as np
+
     rows = [[value_of(step, curve) for step in run.metrics] for run in runs]
     if not rows or any(all(v is None for v in row) for row in rows):
         return np.empty((0, 0))
@@ -198,6 +207,8 @@ def steps_of(runs: Sequence[Run], curve: Curve) -> np.ndarray:
 def drop_partial_steps(values: np.ndarray) -> np.ndarray:
     """Blank the steps that only some seeds have, unless that leaves none. Runs that end with a budget are evaluated at
     different last steps, where a mean would be of one seed."""
+    import numpy as np
+
     whole = ~np.isnan(values).any(0)
     return np.where(whole, values, np.nan) if whole.any() else values
 
@@ -205,6 +216,8 @@ def drop_partial_steps(values: np.ndarray) -> np.ndarray:
 def places_of(runs: Sequence[Run], curve: Curve, steps: int) -> np.ndarray:
     """Return where the first `steps` steps stand on the axis, (steps,): their numbers, or the mean over runs of what
     was spent until then."""
+    import numpy as np
+
     if curve.over is None:
         return np.arange(1, steps + 1)
     spent = [[step.get(curve.over) or 0.0 for step in run.metrics[:steps]] for run in runs]
@@ -227,6 +240,8 @@ def running_mean(values: np.ndarray) -> np.ndarray:
     Centred, so that the line does not lag behind the steps that it smooths. Steps without a value are passed over. With
     no more than SMOOTHING steps, which would all come to about one mean, the values themselves.
     """
+    import numpy as np
+
     half = SMOOTHING // 2 if len(values) > SMOOTHING else 0
     windows = [values[max(0, at - half) : at + half + 1] for at in range(len(values))]
     return np.array([np.nan if np.isnan(w).all() else np.nanmean(w) for w in windows])

@@ -22,7 +22,6 @@ from retcon.report.plots import COLD_START, line_styles
 from retcon.report.runs import Comparison, Run
 from retcon.report.sheet import Sheet
 from retcon.store.whole import write_whole
-from retcon.tasks.data.rows import short_name
 
 LAST_STEPS = 10
 FEW_SAMPLES = 4
@@ -243,6 +242,8 @@ def result_title(result: Result) -> str:
 
 def result_table(result: Result) -> Table:
     """Return one evaluation, settings across, to fit a terminal of 80 columns."""
+    from retcon.tasks.data.rows import short_name  # slow to import
+
     table = Table(box=box.HORIZONTALS, pad_edge=False)
     table.add_column("", no_wrap=True)
     settings = list(result.settings.values())

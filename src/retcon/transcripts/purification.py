@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import traceback
-import warnings
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,15 +22,13 @@ from typing import IO, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 
-from retcon.core.errors import MissingExtra, RecordError, RetconError, nearest_path
-from retcon.core.texts import counted
+from retcon.core.errors import MissingExtra, RecordError, RetconError
 from retcon.purify.offline import Repairer
-from retcon.store.compression import drop_duplicates_and_warn, plain_name
+from retcon.store.compression import plain_name
 from retcon.store.lines import SUFFIX, PartialFile, WriteFailed, write_error
 from retcon.store.parquet import ColumnsError, ParquetWriter
 from retcon.store.records import (
     DOCUMENTS,
-    KINDS,
     LINES,
     STDIN,
     WHOLE,
@@ -105,58 +101,6 @@ class Assignment:
 
 def _output(flag: str, path: Path, *beside: str) -> OutputFile:
     return OutputFile(flag, path, (path.name + SUFFIX, *beside))
-
-
-def expand(words: Sequence[str], out: Path | None = None) -> Iterator[tuple[Path, str]]:
-    """Find the input files of words, with names below their folders.
-
-    A word is a file, a folder (all transcripts below it), a pattern, or `-`. out: where results go; what lies in
-    such a folder below a searched one is skipped, with a warning for files that were not made from the rest. Raises
-    RecordError for a word that matches nothing."""
-    for word in words:
-        path = Path(word)
-        if word == "-":
-            yield STDIN, "stdin.jsonl"
-        elif path.is_dir():
-            made = None if out is None else _below(path, out)
-            there = sorted(p for p in path.rglob("*") if p.is_file() and _is_transcript_file(p))
-            found = drop_duplicates_and_warn(p for p in there if made not in p.parents)
-            if not found:
-                but = f", except in {made}, where the output goes" if there else ""
-                raise RecordError(
-                    f"{path}: no file in this folder or below is {', '.join(KINDS[:-1])} or {KINDS[-1]}{but}"
-                )
-            names = [str(p.relative_to(path)) for p in found]
-            made_of = {made / name for name in names} if made is not None else set()
-            if others := [p for p in there if made in p.parents and p not in made_of]:
-                why = f"not read, as the output goes to {made}: {counted(len(others), 'file')} there, such as"
-                warnings.warn(f"{why} {others[0]}", UserWarning, stacklevel=2)
-            yield from zip(found, names, strict=True)
-        elif path.exists():
-            yield path, path.name
-        elif any(c in word for c in "*?["):
-            root = Path(path.anchor) if path.is_absolute() else Path()
-            try:
-                matches = sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
-            except ValueError as error:  # before Python 3.13, of `**.jsonl`
-                raise RecordError(f"{word} is no pattern of files: {error}") from error
-            if not matches:
-                raise RecordError(f"no file matches {word}")
-            yield from ((p, p.name) for p in matches)
-        else:
-            raise RecordError(f"{path} does not exist{nearest_path(path)}")
-
-
-def _below(folder: Path, other: Path) -> Path | None:
-    """Return `other` as a path below `folder`; None if it is not."""
-    inner, root = Path(os.path.realpath(other)), Path(os.path.realpath(folder))  # not `resolve`: of a loop that raises
-    return folder / inner.relative_to(root) if root in inner.parents else None
-
-
-def _is_transcript_file(path: Path) -> bool:
-    name = plain_name(path.name)
-    ours = name.endswith((".audit.jsonl", SUFFIX, SUFFIX + ".json"))
-    return name.endswith(KINDS) and not ours and not name.startswith(".")
 
 
 # Processes that compute for this one, any of which may be killed at any moment, in the middle of an answer too.

@@ -11,7 +11,7 @@ from retcon.report.runs import showcase_in
 from retcon.runs.folder import RunFolder
 from retcon.store import jsonl
 from retcon.store.compression import drop_duplicates, drop_duplicates_and_warn
-from retcon.transcripts.purification import expand
+from retcon.store.records import expand
 
 
 def test_the_plain_one_is_read_then_gzip_and_what_stands_alone_as_it_is() -> None:

@@ -16,7 +16,8 @@ from retcon.core.errors import RecordError
 from retcon.core.types import Observation, RepairRecord, Trajectory, Turn
 from retcon.purify.offline import REASONS, Repairer, RepairResult
 from retcon.store.jsonl import read
-from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand
+from retcon.store.records import expand
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped
 from retcon.transcripts.purifier import EXAMPLES, SHOWN, Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))

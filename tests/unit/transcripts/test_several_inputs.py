@@ -23,7 +23,8 @@ from foreign import answer, fails, markdown, messages, user, works
 from retcon.cli.app import app
 from retcon.core.errors import MissingExtra, RecordError
 from retcon.purify.offline import Repairer
-from retcon.transcripts.purification import Assignment, FileJob, JobStopped, expand, write_report
+from retcon.store.records import expand
+from retcon.transcripts.purification import Assignment, FileJob, JobStopped, write_report
 from retcon.transcripts.purifier import Count
 
 CLEAN = messages((user("?"), works("x = 1"), answer("1")))

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from retcon.core.types import REPLACED, Trajectory
 from retcon.evaluate.statistics import Interval
@@ -17,6 +16,9 @@ from retcon.report.plots import escape_name
 from retcon.store import jsonl
 from retcon.store.compression import SUFFIXES
 from retcon.store.whole import storage_errors, whole_file
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +222,8 @@ def _read(file: Path) -> Iterable[Trajectory]:
 def failures_and_accuracy(run: ArmRun, accuracy: str) -> np.ndarray:
     """Return step, failed calls per rollout and `accuracy`, (3, T). Of the steps that have `accuracy`; failures are the
     mean over the steps since the point before."""
+    import numpy as np
+
     points, since = list[tuple[float, float, float]](), list[float]()
     for number, step in enumerate(run.run.metrics, start=1):
         if (failures := step.get("raw_failures")) is not None:
@@ -233,6 +237,8 @@ def failures_and_accuracy(run: ArmRun, accuracy: str) -> np.ndarray:
 def correlation(run: ArmRun, accuracy: str) -> Interval | None:
     """Return Pearson's r between changes of failures and accuracy. With Fisher's interval; None for fewer than four
     changes, and where one of the two never changes."""
+    import numpy as np
+
     _, failures, heights = failures_and_accuracy(run, accuracy)
     changes = np.diff(np.stack([failures, heights]))
     if (count := changes.shape[1]) < 4 or not changes.std(axis=1).all():

@@ -25,7 +25,7 @@ from retcon.core.codec import from_dict
 from retcon.core.errors import MissingIds, RecordError, TaskWarning, as_record_error, nearest
 from retcon.core.texts import counted
 from retcon.core.types import ANYTHING, TRAINED, Sample, Segment, ToolSpec, Trajectory, Turn, to_sample
-from retcon.store.records import Record, open_source
+from retcon.store.records import Record, expand, open_source
 from retcon.transcripts.detector import Detector, TornLine, sample_records
 from retcon.transcripts.formats.messages import pieces_of
 from retcon.transcripts.items import (
@@ -42,7 +42,6 @@ from retcon.transcripts.items import (
     text_of,
 )
 from retcon.transcripts.pieces import Piece, thought_in
-from retcon.transcripts.purification import expand
 from retcon.transcripts.types import Json, Speakers
 
 _TEXT = ("content", "value")
