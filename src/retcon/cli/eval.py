@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -278,9 +279,11 @@ def eval_compare(
         found = list(compare_evaluations(first, second, costs))
         typer.echo(json.dumps([asdict(one) for one in found], indent=2, default=str))
         return
-    _print_comparison(
-        first, second, (first.name or "A", second.name if second.name != first.name else str(second)), "", costs
-    )
+    names = (first.name, second.name)
+    if first.name == second.name:  # such as `eval`, of two runs
+        folder = os.path.commonpath((first.absolute(), second.absolute()))
+        names = (os.path.relpath(first, folder), os.path.relpath(second, folder))
+    _print_comparison(first, second, names, "", costs)
 
 
 @dataclass(frozen=True, slots=True)
