@@ -1,16 +1,28 @@
-"""What keeps the house in order: one name a class, encodings that are named, and links that lead somewhere."""
+"""The house in order: plain words, one name a class, named encodings, and links that lead somewhere."""
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from snippets import FENCED, ROOT
 
 ONE_THING = re.compile(r"^class ((?:World|Limits|Session|Prompts|Chat|Plan|Job|Run))\b", re.MULTILINE)
 BY_LOCALE = re.compile(r"\S*\.read_text\(\)|\S*\.write_text\((?!.*encoding=).*")
+DENIED = re.compile(
+    r"\b(told|said|somebody|nobody|whoever|(?:is|are) none|but for|of one's own|what it came to)\b", re.I
+)
+DENIED_NAME = re.compile(r"(?:^|_)(told|said|somebody|nobody|whoever)(?:_|$)", re.I)
+BY_REFERENCE = re.compile(r"The same|As `|As for|Likewise|See ")
+MOST_WORDS = 12
 LINK = re.compile(r"(?:\]\(|src=\"|href=\")([^)\s\"#]*)(?:#([^)\s\"]*))?")
 
 
@@ -41,6 +53,54 @@ def test_files_are_read_and_written_in_an_encoding_that_is_named() -> None:
         for call in BY_LOCALE.findall(path.read_text(encoding="utf-8"))
     ]
     assert unnamed == []
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.arg(arg=name):
+            yield name
+        case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+            yield name
+
+
+def unplain(text: str) -> Iterator[tuple[int, str]]:
+    """Yield lines and what is wrong there, by the rule of words in CONTRIBUTING."""
+    for node in ast.walk(ast.parse(text)):
+        yield from ((node.lineno, f"name {name}") for name in names_in(node) if DENIED_NAME.search(name))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            documented, line = ast.get_docstring(node) or "", getattr(node, "lineno", 1)
+            first = re.split(r"(?<=[.:;])\s", documented.partition("\n\n")[0])[0]
+            if len(first.split()) > MOST_WORDS and not getattr(node, "name", "").startswith("_"):
+                yield line, f"the first sentence has more than {MOST_WORDS} words: {first}"
+            if BY_REFERENCE.match(documented):
+                yield line, f"refers to another docstring: {first}"
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        documents = token.type == tokenize.COMMENT or token.string.startswith('"""')
+        for word in DENIED.findall(token.string) if documents else ():
+            yield token.start[0], f"word {word!r}"
+
+
+def test_names_docstrings_and_comments_are_in_plain_words() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {what}"
+        for path in tracked("src/*.py", "benchmarks/*.py", "examples/*.py")
+        for line, what in unplain(path.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def told(): ...",
+        "said = 1",
+        "x = 1  # as somebody knows",
+        'def run():\n    """The same, later."""',
+        'class Run:\n    """A run of which one could say a great many things in a row here."""',
+    ],
+)
+def test_a_denied_word_is_found(text: str) -> None:
+    assert list(unplain(text))
 
 
 def anchors(page: str) -> set[str]:
