@@ -277,6 +277,13 @@ def test_arpo(run: Run) -> None:
     assert line["shared"] > 0
 
 
+def test_rtmc(run: Run) -> None:
+    made = run("mini/rtmc", ONE)
+    assert made.lines[0]["shared_states"] > 0
+    advantages = [set(sample.advantages or ()) for sample in made.samples]
+    assert any(len(values) > 2 for values in advantages), "turns of one rollout differ"
+
+
 def test_fission(run: Run) -> None:
     made = run("mini/fission", ONE)
     found = branching(made)

@@ -247,6 +247,15 @@ def advantages_of_what_a_branch_has_from_its_parent(recipe: Recipe, lab: Lab) ->
     return [one.advantages[1] for one in samples if one.advantages and one.mask[1]]
 
 
+@acts("rl.step_advantage", ("none", [1.0, -1.0]), ("rtmc", [0.0, 0.0]))
+def advantages_of_one_action_in_one_state(recipe: Recipe, lab: Lab) -> list[float]:
+    """Return those of two rollouts that begin alike."""
+    first = Turn((Segment("sampled", "a", (2,), (-1.0,)),))
+    one = Trajectory("t/0", "t", (Segment("prompt", "p", (1,)),), (first,), reward=1.0)
+    samples = to_samples([one, replace(one, id="t/1")], [1.0, -1.0], recipe.rl)
+    return [sample.advantages[1] for sample in samples if sample.advantages]
+
+
 @acts("rl.contrast", (0.0, []), (0.8, [-0.4, 0.4]))
 def advantages_of_the_tries_at_a_turn(recipe: Recipe, lab: Lab) -> list[float]:
     return tries_at_a_turn(recipe, reward=1.0)

@@ -139,6 +139,7 @@ ABOUT = {
     "mini/arpo": ("strategy",),
     "mini/echo": ("rl.echo",),
     "mini/sdpo": ("rl.sdpo",),
+    "mini/rtmc": ("rl.step_advantage",),
     "mini/fission": ("strategy", "rl.shared_advantage", "rl.prompts", "rl.group"),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),

@@ -104,6 +104,7 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         "echo": ("no tool output was to be predicted", "echo_tokens"),
         "sdpo": ("no rollout trained on had a turn with a failed call before another one", "sdpo_tokens"),
         "shared_advantage": ("no rollout branched off another one", "branches"),
+        "step_advantage": ("no two rollouts of a group were in one state after a call", "shared_states"),
         "void_turns": ("every turn called a tool or answered", "void_masked"),
         "truncated": ("no rollout was cut off at its limit", "truncated_masked"),
         "overlong_buffer": ("no rollout trained on came that close to rollout.max_tokens", "overlong_rollouts"),
@@ -168,6 +169,8 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         "each other have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its "
         "hard one), siblings: none on a branch's copy, and branches of one point are compared with one another alone "
         "(Fission-GRPO)")  # fmt: skip
+    step_advantage: Literal["none", "rtmc"] = Field("none", description="rtmc: a turn's advantage is the mean of the "
+        "rollouts of its group that acted alike in its state, less that of all that were in it (RTMC)")  # fmt: skip
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
@@ -199,6 +202,9 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         if self.sdpo and self.shared_advantage == "mean":
             raise ValueError("sdpo gives tokens advantages of their own, which shared_advantage = mean averages: set "
                              "one of them")  # fmt: skip
+        if self.step_advantage == "rtmc" and (self.blame or self.sdpo or self.shared_advantage != "own"):
+            other = "blame" if self.blame else "sdpo" if self.sdpo else f"shared_advantage = {self.shared_advantage}"
+            raise ValueError(f"step_advantage = rtmc and {other} both give tokens their advantages: set one of them")
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip

@@ -8,6 +8,7 @@ from retcon.core.errors import RecipeError
 OWN = {
     "splice_weight": "none", "mask_negative_spliced": False, "imitate_spliced": 0.0, "contrast": 0.0, "dpo_beta": 0.0,
     "blame": 0.0, "echo": 0.0, "sdpo": 0.0, "shared_advantage": "own",
+    "step_advantage": "none",
 }  # fmt: skip
 """Keys of [rl], and their values that change nothing."""
 

@@ -34,6 +34,7 @@ from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.objective.shaping import comparable, overlong_metrics
+from retcon.train.objective.steps import count_shared_states
 from retcon.train.objective.tree import compared_rewards, credit_groups, loss_share, tree_metrics
 from retcon.train.prompts import (
     LearntSamples,
@@ -281,6 +282,8 @@ def _learn(
     for one in credited:
         made = to_samples(one.nodes, one.advantages, recipe.rl, one.scales)
         counts.update(count_changes(made, one.advantages, recipe.rl))
+        if recipe.rl.step_advantage == "rtmc":
+            counts["shared_states"] += count_shared_states(one.nodes)
         learnt.update((t.id, (a, s)) for t, a, s in zip(one.nodes, one.advantages, made, strict=False))
         samples += made
     overlong = overlong_metrics(groups, shaped) if recipe.rl.overlong_buffer else {}

@@ -22,6 +22,7 @@ from retcon.train.objective.hindsight import make_hindsights, with_hindsight
 from retcon.train.objective.loss import Loss, Totals, average, imitation_loss, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask
+from retcon.train.objective.steps import spread_over_tokens, step_advantages
 from retcon.train.optim import learning_rate, step_optimizer
 from retcon.train.watch import check_finite, splice_metrics
 
@@ -43,13 +44,13 @@ def to_samples(
 ) -> list[Sample]:
     """Make the samples of a group, with their rollouts' advantages.
 
-    All tokens of a sample have its rollout's advantage, except by config.blame and config.shared_advantage. With
-    config.splice_weight, spliced ids have their weights (see `retcon.purify.splice`); config.failed_calls, void_turns
-    and truncated mask tokens. With config.dpo_beta the advantages of repaired calls are raised, and the calls that they
-    replaced follow as further samples (see `with_online_dpo`); with config.contrast then the tries at repaired turns of
-    unmasked rollouts in config.contrast_rollouts (see `contrast_samples`); of turns that several of them share, with
-    either, those of the first. scales: weight of all samples of a rollout, by its id, by default 1. Raises
-    UnscoredTokens if ids in the loss mask have no log-prob.
+    All tokens of a sample have its rollout's advantage, except by config.blame, step_advantage and shared_advantage.
+    With config.splice_weight, spliced ids have their weights (see `retcon.purify.splice`); config.failed_calls,
+    void_turns and truncated mask tokens. With config.dpo_beta the advantages of repaired calls are raised, and the
+    calls that they replaced follow as further samples (see `with_online_dpo`); with config.contrast then the tries at
+    repaired turns of unmasked rollouts in config.contrast_rollouts (see `contrast_samples`); of turns that several of
+    them share, with either, those of the first. scales: weight of all samples of a rollout, by its id, by default 1.
+    Raises UnscoredTokens if ids in the loss mask have no log-prob.
     """
     roots = {trajectory.branch.root for trajectory in group if trajectory.branch is not None}
     samples = [
@@ -64,6 +65,9 @@ def to_samples(
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
+    if config.step_advantage == "rtmc":
+        steps = zip(samples, group, step_advantages(group, advantages), strict=True)
+        samples = [replace(s, advantages=spread_over_tokens(one, turns)) for s, one, turns in steps]
     if config.shared_advantage == "mean":
         samples = average_shared(samples)
     if config.dpo_beta:

@@ -14,6 +14,7 @@ from retcon.core.errors import RecipeError
         ("rl.imitate_spliced=0.5", "rl.mask_negative_spliced=true", "exclude each other"),
         ("rl.sdpo=1.0", "rl.blame=0.5", "sdpo and blame both decide"),
         ("rl.sdpo=1.0", "rl.failed_calls=mask", "sdpo and failed_calls = mask both decide"),
+        ("rl.step_advantage=rtmc", "rl.blame=0.5", "step_advantage = rtmc and blame both give"),
         ("rl.sdpo=1.0", "rl.shared_advantage=mean", "which shared_advantage = mean averages"),
         ("rl.blame=0.5", "rl.failed_calls=mask", "blame teaches from the turns that failed_calls = mask leaves out"),
         ("rl.schedule=cosine", "rl.max_sampled_tokens=100", "schedule = cosine falls over all of rl.steps"),

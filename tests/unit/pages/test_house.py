@@ -74,10 +74,11 @@ def unplain(text: str) -> Iterator[tuple[int, str]]:
                 yield line, f"the first sentence has more than {MOST_WORDS} words: {first}"
             if BY_REFERENCE.match(documented):
                 yield line, f"refers to another docstring: {first}"
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((node.lineno, f"word {word!r}") for word in DENIED.findall(node.value.value))
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        documents = token.type == tokenize.COMMENT or token.string.startswith('"""')
-        for word in DENIED.findall(token.string) if documents else ():
-            yield token.start[0], f"word {word!r}"
+        if token.type == tokenize.COMMENT:
+            yield from ((token.start[0], f"word {word!r}") for word in DENIED.findall(token.string))
 
 
 def test_names_docstrings_and_comments_are_in_plain_words() -> None:

@@ -12,7 +12,7 @@ from retcon.core.types import TRAINED, ToolCall, Trajectory, Turn, token_count
 
 
 def step_advantages(group: Sequence[Trajectory], advantages: Sequence[float]) -> list[list[float]]:
-    """Return the advantage of each turn of each rollout of a group, (G, turns).
+    """Return the advantage of every turn of a group, (G, turns).
 
     Q̂(s, a) is the mean R of the rollouts that took action a in state s, V̂(s) that of all that were in s, and
     Â(s, a) = Q̂(s, a) − V̂(s). R is the rollout's advantage in its group: rewards come at the end (γ = 1), and Â keeps
@@ -36,8 +36,8 @@ def step_advantages(group: Sequence[Trajectory], advantages: Sequence[float]) ->
 
 
 def count_shared_states(group: Sequence[Trajectory]) -> int:
-    """Count the turns after a call whose state another rollout of the group was in, too."""
-    states = [state for trajectory in group for state, _ in _steps(trajectory) if state]
+    """Count turns after a call whose state another rollout shares."""
+    states = [state for trajectory in group for state, _ in _steps(trajectory)[1:]]
     return sum(states.count(state) > 1 for state in states)
 
 
@@ -52,7 +52,7 @@ def spread_over_tokens(trajectory: Trajectory, turns: Sequence[float]) -> tuple[
 
 def _steps(trajectory: Trajectory) -> list[tuple[tuple[Hashable, ...], Hashable]]:
     """The state before each turn, and the action that the turn is."""
-    state: tuple[Hashable, ...] = ()
+    state: tuple[Hashable, ...] = ("".join(segment.text for segment in trajectory.prompt),)
     found = []
     for turn in trajectory.turns:
         found.append((state, _action(turn, trajectory.answer)))
