@@ -298,5 +298,5 @@ def test_what_is_no_harness_is_refused(harness: str, says: str, tmp_path: Path, 
 def test_rollouts_that_branch_or_are_replayed_have_no_harness(tmp_path: Path, module: str) -> None:
     with pytest.raises(RecipeError, match="a harness's rollouts cannot be branched from"):
         load_recipe("mini/arpo", [f"rollout.harness={module}:solve"])
-    with pytest.raises(RecipeError, match=r"rollout\.harness: an audit goes back to the state before a failed call"):
+    with pytest.raises(RecipeError, match=r"rollout\.harness: an audit rolls back to the state before a failed call"):
         audit("base", ["mini/cleaner", f"rollout.harness={module}:solve"], out=tmp_path / "audit")
