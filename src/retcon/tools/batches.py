@@ -1,4 +1,4 @@
-"""Batches of programs that only compute, each batch in one process of the sandbox.
+"""Batches of programs that only compute, each in one sandbox process.
 
 Starting a process costs ten times what such a program does.
 """

@@ -1,4 +1,4 @@
-"""Program that runs in the sandbox and runs the programs of a batch one by one (`batches`).
+"""Program of the sandbox that runs those of a batch (`batches`).
 
 Each has names of its own. A line gives its result, None if it must run on its own: it ran long, warned, printed much,
 or ended in a way that a fresh interpreter may not. Standard library only.
@@ -52,7 +52,7 @@ def run(source: str, valid: bool, clock: Clock, longest: int) -> list[object] | 
     names.update(__builtins__=builtins, __file__=FILENAME)
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, warned = StringIO(), StringIO()
-    raised, said, value = None, "", None
+    raised, report, value = None, "", None
     began = perf_counter()
     register_source(source, FILENAME)
     try:
@@ -67,13 +67,13 @@ def run(source: str, valid: bool, clock: Clock, longest: int) -> list[object] | 
         return None
     except Exception as error:  # noqa: BLE001 - what it raised is its result
         raised, trace = type_name(error), error.__traceback__
-        said = format_exception(error, trace and trace.tb_next, wrapper="")
+        report = format_exception(error, trace and trace.tb_next, wrapper="")
     finally:
         sys.stdout, sys.stderr = streams
-    shown = f"{out.getvalue()}{said}{value or ''}"
+    shown = f"{out.getvalue()}{report}{value or ''}"
     if warned.getvalue() or len(shown) > longest or not shown.isascii():
         return None
-    return [out.getvalue(), said, value, raised, perf_counter() - began]
+    return [out.getvalue(), report, value, raised, perf_counter() - began]
 
 
 if __name__ == "__main__":
