@@ -49,6 +49,8 @@ def leaves_nothing(code: str) -> bool | None:
 
 def _leaves_nothing(node: ast.AST) -> bool:
     match node:
+        case ast.Name(id="type"):
+            return False  # makes classes, whose `__del__` would run later
         case ast.Attribute():
             return isinstance(node.ctx, ast.Load) and not node.attr.startswith(_SHOWING)
         case ast.Import():

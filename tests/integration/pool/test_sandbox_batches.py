@@ -62,6 +62,7 @@ REACHING = [
     "import decimal\ndecimal.getcontext()",
     "from decimal import *",
     "class A:\n    def __del__(self): print(1)",
+    "type('A', (), {'__del__': lambda self: print(1)})()",
     "def f():\n    try:\n        yield 1\n    finally:\n        print(2)",
     "print('{0.gi_frame}'.format(x for x in ()))",
     "g = (x for x in ())\nprint(g.gi_frame.f_back)",
