@@ -186,14 +186,17 @@ class PoolSession:
         message = cell(asked_for, limits, self._limits.file_mb, *self._sessions.paths())
         async with self._using(), RunningSlot(self._sessions.running) as slot:
             self._check()
-            worker = self.worker
+            serve = partial(self._serve, slot) if self._functions else None
+            seconds, first = limits.wall_seconds + BACKSTOP_SECONDS, self.worker is None and not self._functions
             try:
-                worker = worker or await self._start(asked_for.code)
+                worker = self.worker or await self._start(asked_for.code)
+                answer = await self._ask(worker, message, seconds, serve, first=first)
+                if answer is None and not self._ended:
+                    worker = await self._start(asked_for.code)
+                    answer = await self._ask(worker, message, seconds, serve)
             except SandboxUnavailable as error:
                 self.end(str(error))
                 return Result("infrastructure", stderr=str(error))
-            serve = partial(self._serve, slot) if self._functions else None
-            answer = await self._ask(worker, message, limits.wall_seconds + BACKSTOP_SECONDS, serve)
             if answer is None or answer.outcome is None:
                 if self._lost is not None and self._lost.by_own_code:  # since the rollback before it
                     raise self._lost
@@ -302,11 +305,20 @@ class PoolSession:
         message: Message,
         seconds: float,
         serve: Callable[[HostCall], Awaitable[HostReturn]] | None = None,
+        *,
+        first: bool = False,
     ) -> SessionReply | None:
-        """Return the worker's answer; None if it gave none, which ends the session."""
+        """Return the worker's answer; None if it gave none, which ends the session.
+
+        first: whether the message is a first cell, which loses nothing if its worker dies with its zygote: the session
+        goes on, for another try.
+        """
         try:
             answer = await worker.ask(message, SessionReply, seconds, serve)
         except (EOFError, OSError, TimeoutError) as error:
+            if first and not self._ended and not isinstance(error, TimeoutError):
+                worker.kill()
+                return None
             self.end("its worker did not answer" if isinstance(error, TimeoutError) else "its worker died")
             return None
         except asyncio.CancelledError:
