@@ -85,6 +85,8 @@ NEEDS: dict[str, Callable[[], bool]] = {
     "a server": never,
     "GSM8K": never,
     "the transcripts": never,
+    "the benchmarks' files": never,
+    "the quickstart's run": never,
     "vLLM": (ROOT / ".venv-vllm/bin/python").exists,
     "TRL": module("trl"),
     "verl": module("verl"),

@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Figures of `mini/rlm` runs: roots and calls of the model that are right in their evaluations.
 
 python benchmarks/studies/recursive_runs.py runs/rlm/*/seed-*-eval >docs/results/rlm.json

@@ -66,7 +66,7 @@ CROPPED, HISTORIES, TURNS_ANEW = (way.about for way in CACHE_USES[:3])
 SHORT_WINDOW = {**GROUPED, "head_dim": 8, "sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
 OWN: dict[str, tuple[dict[str, Any], str]] = {
     "DiffLlama": (GROUPED, rf"log-probs that differ .*by up to [\d.]+ nats .*; {CROPPED}"),
-    "Gemma2": ({**GROUPED, "head_dim": 16}, f"Gemma2Attention asks for softcap.*; {CROPPED}"),
+    "Gemma2": ({**GROUPED, "head_dim": 16}, f"Gemma2Attention needs softcap.*; {CROPPED}"),
     "GptOss": (SHORT_WINDOW, f"GptOssForCausalLM attends over a window of 8 tokens.*; {CROPPED}"),
     "Falcon": (SIZES, rf"FalconForCausalLM over stored keys .*modeling_falcon\.py:\d+.*; {CROPPED}"),
     "Bloom": (SHORT, f"BloomForCausalLM does not run its attention through .*; {CROPPED}"),

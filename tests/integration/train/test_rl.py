@@ -57,7 +57,7 @@ def test_greedy_rollouts_are_refused_before_anything_is_written(base, tmp_path):
 
 def test_a_correction_by_log_probs_of_another_temperature_is_refused(base, tmp_path):
     correcting = {**SMALL, "old_logprobs": "recompute", "correction": "token_mask"}
-    with pytest.raises(RecipeError, match=r"rl\.correction = token_mask goes by .* rollout\.temperature = 0\.6"):
+    with pytest.raises(RecipeError, match=r"rl\.correction = token_mask uses .* rollout\.temperature = 0\.6"):
         run(base, tmp_path / "run", ((1.0, -1.0, 1.0, -1.0),), rollout={"max_tokens": 16, "temperature": 0.6},
             rl=correcting)  # fmt: skip
 

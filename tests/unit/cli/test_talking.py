@@ -69,5 +69,5 @@ def test_an_empty_input_is_an_error(tmp_path: Path) -> None:
 
 def test_the_shell_completes_recipes_and_keys() -> None:
     assert complete_recipe("quickstart/s") == ["quickstart/saar"]
-    assert complete_key("rl.ste") == ["rl.steps="]
+    assert complete_key("rl.minib") == ["rl.minibatches="]
     assert complete_key("rol") == ["rollout."]
