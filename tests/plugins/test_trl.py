@@ -137,7 +137,7 @@ def test_a_model_folder_called_scratch_is_that_folder(
 
 
 def test_what_it_cannot_do_is_refused(start: Path) -> None:
-    with Rollouts("mini/rstar2", SMALL, model=start) as rollouts, pytest.raises(RecipeError, match="goes by reward"):
+    with Rollouts("mini/rstar2", SMALL, model=start) as rollouts, pytest.raises(RecipeError, match="needs rewards"):
         rollouts._task("Who wrote it?", None)
     with pytest.raises(RecipeError, match="cannot be trained with"):
         Rollouts("quickstart/saar", ["engine.kind=openai", 'engine.url="http://127.0.0.1:1/v1"'], model=start)
