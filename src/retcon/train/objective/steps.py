@@ -18,7 +18,7 @@ def step_advantages(group: Sequence[Trajectory], advantages: Sequence[float]) ->
     Â(s, a) = Q̂(s, a) − V̂(s). R is the rollout's advantage in its group: rewards come at the end (γ = 1), and Â keeps
     the algorithm's scale. The paper compresses histories of a software repository into signatures; here a state is
     what the calls so far answered, an action the syntax trees of the turn's programs. In a state that no other rollout
-    was in, Q̂ − V̂ = 0 says nothing; there the turn keeps R, which is ours.
+    was in, Q̂ − V̂ is always 0; there the turn keeps R, which is ours.
     """
     returns: dict[Hashable, list[float]] = defaultdict(list)
     actions: dict[Hashable, list[float]] = defaultdict(list)
