@@ -71,11 +71,14 @@ def check_folder(
     tools: Sequence[ToolSpec] = (),
     thinking: bool | None = None,
     variables: Mapping[str, object] | None = None,
+    tokenizer: HubTokenizer | None = None,
 ) -> LearnedChat:
-    """Open a folder's chat as `open_chat` does, with its check, without warnings."""
-    tokenizer = load_tokenizer(folder)
-    if isinstance(tokenizer, HubTokenizer):
-        _check_vocabulary(Path(folder), tokenizer)
+    """Open a folder's chat as `open_chat` does, with its check, without warnings.
+
+    tokenizer: the folder's, read before; Gemma 3's takes a second.
+    """
+    tokenizer = tokenizer or load_tokenizer(folder)
+    _check_vocabulary(Path(folder), tokenizer)
     if style != AUTO:
         return _shipped(Chat(tokenizer, style=style, system=system, tools=tools))
     read = read_template(Path(folder))

@@ -88,6 +88,11 @@ class HubTokenizer:
         """Number of tokens, added ones among them."""
         return self._special.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def library(self) -> tokenizers.Tokenizer:
+        """The `tokenizers` library's object, which knows the control tokens."""
+        return self._special
+
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         tokenizer = self._special if special else self._plain
         valid = text.encode("utf-8", "replace").decode("utf-8")  # without lone surrogates
@@ -102,7 +107,7 @@ class HubTokenizer:
         return self._controls[text]
 
 
-def load_tokenizer(path: str | Path) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> HubTokenizer:
     """Load the tokenizer of a Hugging Face folder (or a `tokenizer.json`).
 
     Raises CheckpointError for a missing or unreadable file, MissingExtra without the `tokenizers` package.

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from retcon.chat.chat import Chat
 from retcon.chat.checks import ChatCheck
 from retcon.chat.learning import LearnedChat
 from retcon.chat.opening import BLOCKS, check_folder
 from retcon.chat.template import RenderError, Template, read_template
+from retcon.chat.tokenizer import HubTokenizer, load_tokenizer
 from retcon.core.errors import CheckpointError, RecipeError
 from retcon.core.types import ids_of
 from retcon.models.loading import load_config, load_model
@@ -61,9 +62,9 @@ def check_model_folder(folder: Path) -> ModelCheck:
     Raises CheckpointError, which names the file, for a model that cannot be used.
     """
     config = load_config(folder)
-    tokenizer = _tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     text_config = config.get_text_config()
-    size = len(tokenizer)
+    size = tokenizer.size
     if size > text_config.vocab_size:
         raise CheckpointError(
             f"{folder / 'tokenizer.json'} has {size} tokens and the model {text_config.vocab_size}: they are not of "
@@ -71,7 +72,7 @@ def check_model_folder(folder: Path) -> ModelCheck:
         )
     source = read_template(folder)
     template = None if source is None else source.compiled()
-    learned, odd = _chat(folder)
+    learned, odd = _chat(folder, tokenizer)
     warnings = [*_special_tokens(folder, tokenizer, config), *_round_trip(tokenizer), *_template(template), *odd]
     model = load_model(folder)
     _check_finite(folder, model)
@@ -108,27 +109,17 @@ def _source(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    from retcon.chat.tokenizer import load_tokenizer
-
-    load_tokenizer(folder)  # names the file and what is wrong with it
+def _eos(folder: Path) -> str | None:
+    """Return the token that ends a text by the tokenizer's file."""
     about = folder / "tokenizer_config.json"
     try:
-        settings = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
-        special = {name: _content(settings[name]) for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-                   if settings.get(name)}  # fmt: skip
+        token = json.loads(about.read_text(encoding="utf-8")).get("eos_token") if about.is_file() else None
+        return str(token if token is None or isinstance(token, str) else token["content"]) if token else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{about} cannot be read: {error!r}") from error
-    return PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), clean_up_tokenization_spaces=False, **special
-    )
 
 
-def _content(token: Any) -> str:
-    return str(token if isinstance(token, str) else token["content"])
-
-
-def _special_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, config: Any) -> Iterator[str]:
+def _special_tokens(folder: Path, tokenizer: HubTokenizer, config: Any) -> Iterator[str]:
     """Yield warnings about end-of-text tokens. Raises CheckpointError for ids outside the tokenizer."""
     ends = config.get_text_config().eos_token_id
     generation = folder / "generation_config.json"
@@ -138,28 +129,30 @@ def _special_tokens(folder: Path, tokenizer: PreTrainedTokenizerFast, config: An
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{generation} cannot be read: {error}") from error
     ids: Sequence[Any] = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    known = (isinstance(i, int) and 0 <= i < 2**31 and tokenizer.convert_ids_to_tokens(i) is not None for i in ids)
+    token = tokenizer.library.id_to_token
+    known = (isinstance(i, int) and 0 <= i < 2**31 and token(i) is not None for i in ids)
     if wrong := [i for i, there in zip(ids, known, strict=True) if not there]:
         raise CheckpointError(
             f"{folder}: the model ends a text with id {wrong[0]}, which its tokenizer does not have: they are not of "
             "one model"
         )
-    if tokenizer.eos_token_id is not None and ids and tokenizer.eos_token_id not in ids:
-        named = ", ".join(repr(tokenizer.convert_ids_to_tokens(i)) for i in ids)
-        yield f"tokenizer_config.json ends a text with {tokenizer.eos_token!r}, the model's configuration with {named}"
+    eos = _eos(folder)
+    if eos and ids and (end := tokenizer.library.token_to_id(eos)) is not None and end not in ids:
+        named = ", ".join(repr(token(i)) for i in ids)
+        yield f"tokenizer_config.json ends a text with {eos!r}, the model's configuration with {named}"
 
 
-def _round_trip(tokenizer: PreTrainedTokenizerFast) -> Iterator[str]:
-    back = tokenizer.decode(tokenizer.encode(TEXT, add_special_tokens=False))
+def _round_trip(tokenizer: HubTokenizer) -> Iterator[str]:
+    back = tokenizer.decode(tokenizer.encode(TEXT))
     if back != TEXT:
         at = next((n for n, (a, b) in enumerate(zip(TEXT, back, strict=False)) if a != b), min(len(TEXT), len(back)))
         yield f"its tokenizer changes text: {TEXT[at : at + 12]!r} comes back as {back[at : at + 12]!r}"
 
 
-def _chat(folder: Path) -> tuple[LearnedChat | None, list[str]]:
+def _chat(folder: Path, tokenizer: HubTokenizer) -> tuple[LearnedChat | None, list[str]]:
     """Return the model's chat, None where its template cannot be followed, and warnings."""
     try:
-        learned = check_folder(folder)
+        learned = check_folder(folder, tokenizer=tokenizer)
     except RecipeError as error:
         return None, [str(error)]
     style = learned.chat.style
@@ -188,25 +181,25 @@ def _check_finite(folder: Path, model: PreTrainedModel) -> None:
             raise CheckpointError(f"{folder}: the weights of {name} are not all finite")
 
 
-def _loss(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> float:
-    ids = torch.tensor([tokenizer.encode(ENGLISH)])
+def _loss(model: PreTrainedModel, tokenizer: HubTokenizer) -> float:
+    ids = torch.tensor([tokenizer.library.encode(ENGLISH).ids])
     logits = model(input_ids=ids).logits[0].float()
     return float(cross_entropy(logits[:-1], ids[0, 1:]))
 
 
-def _prompt_ids(tokenizer: PreTrainedTokenizerFast, chat: Chat | None, template: Template | None) -> Sequence[int]:
+def _prompt_ids(tokenizer: HubTokenizer, chat: Chat | None, template: Template | None) -> Sequence[int]:
     """Return the ids of QUESTION, by the model's chat, else by the folder's template."""
     if chat is not None:
         return ids_of(chat.prompt(QUESTION))
     text = QUESTION if template is None else template.render([{"role": "user", "content": QUESTION}])
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids
+    return tokenizer.encode(text, special=True)
 
 
-def _continuation(model: Any, tokenizer: PreTrainedTokenizerFast, asked: Sequence[int]) -> str:
+def _continuation(model: Any, tokenizer: HubTokenizer, asked: Sequence[int]) -> str:
     ids = torch.tensor([asked])
     out = model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=CONTINUATION, do_sample=False,
-        pad_token_id=tokenizer.pad_token_id or 0,
+        pad_token_id=0,
     )  # fmt: skip
-    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)).strip()
+    controls = {tokenizer.special_id(text) for text in tokenizer.controls}
+    return tokenizer.decode([i for i in out[0, ids.shape[1] :].tolist() if i not in controls]).strip()
