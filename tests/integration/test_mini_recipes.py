@@ -286,6 +286,17 @@ def test_rtmc(run: Run) -> None:
     assert any(len(values) > 1 for values in learnt), "turns of one rollout differ"
 
 
+def test_branpo(run: Run) -> None:
+    made = run("mini/branpo", ONE)
+    found = branching(made)
+    ends = {t.id: t for t in made.rollouts}
+    assert made.lines[0]["branches"] == len(found) >= made.lines[0]["contrasts"] > 0
+    assert made.idle == []
+    for other in found:
+        assert other.branch
+        assert len(ends[other.branch.parent].turns) - other.branch.turns in (1, 2, 3), "it left near the end"
+
+
 def test_fission(run: Run) -> None:
     made = run("mini/fission", ONE)
     found = branching(made)

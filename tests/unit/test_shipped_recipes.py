@@ -140,6 +140,7 @@ ABOUT = {
     "mini/echo": ("rl.echo",),
     "mini/sdpo": ("rl.sdpo",),
     "mini/rtmc": ("rl.step_advantage",),
+    "mini/branpo": ("strategy", "rl.step_advantage", "rl.prompts", "rl.group"),
     "mini/fission": ("strategy", "rl.shared_advantage", "rl.prompts", "rl.group"),
     "mini/aepo": ("strategy", "rl.algorithm"),
     "mini/rstar2": ("select",),

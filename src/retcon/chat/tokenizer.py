@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from retcon.chat.types import CONTROLS, Tokenizer
+from retcon.chat.types import CONTROLS
 from retcon.core.errors import CheckpointError, MissingExtra, nearest
 from retcon.core.installing import how_to_fetch, how_to_install
 

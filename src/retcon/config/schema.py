@@ -104,7 +104,7 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         "echo": ("no tool output was to be predicted", "echo_tokens"),
         "sdpo": ("no rollout trained on had a turn with a failed call before another one", "sdpo_tokens"),
         "shared_advantage": ("no rollout branched off another one", "branches"),
-        "step_advantage": ("no two rollouts of a group were in one state after a call", "shared_states"),
+        "step_advantage": ("no turn had an advantage of its own", "shared_states", "contrasts"),
         "void_turns": ("every turn called a tool or answered", "void_masked"),
         "truncated": ("no rollout was cut off at its limit", "truncated_masked"),
         "overlong_buffer": ("no rollout trained on came that close to rollout.max_tokens", "overlong_rollouts"),
@@ -169,8 +169,9 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         "each other have in common; own: each rollout's on its copy (ARPO's soft one), mean: that of them all (its "
         "hard one), siblings: none on a branch's copy, and branches of one point are compared with one another alone "
         "(Fission-GRPO)")  # fmt: skip
-    step_advantage: Literal["none", "rtmc"] = Field("none", description="rtmc: a turn's advantage is the mean of the "
-        "rollouts of its group that acted alike in its state, less that of all that were in it (RTMC)")  # fmt: skip
+    step_advantage: Literal["none", "rtmc", "branpo"] = Field("none", description="rtmc: a turn's advantage is the "
+        "mean of the rollouts of its group that acted alike in its state, less that of all that were in it (RTMC); "
+        "branpo: before the point where another rollout ends otherwise, that of both (BranPO)")  # fmt: skip
     void_turns: Literal["keep", "mask"] = Field("keep", description="mask: rollouts with a turn that neither calls a "
         "tool nor answers are masked (SimpleTIR)")  # fmt: skip
     truncated: Literal["keep", "mask"] = Field("keep", description="mask: rollouts that were cut off at their limit "
@@ -202,9 +203,10 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
         if self.sdpo and self.shared_advantage == "mean":
             raise ValueError("sdpo gives tokens advantages of their own, which shared_advantage = mean averages: set "
                              "one of them")  # fmt: skip
-        if self.step_advantage == "rtmc" and (self.blame or self.sdpo or self.shared_advantage != "own"):
+        if self.step_advantage != "none" and (self.blame or self.sdpo or self.shared_advantage != "own"):
             other = "blame" if self.blame else "sdpo" if self.sdpo else f"shared_advantage = {self.shared_advantage}"
-            raise ValueError(f"step_advantage = rtmc and {other} both give tokens their advantages: set one of them")
+            raise ValueError(f"step_advantage = {self.step_advantage} and {other} both give tokens their advantages: "
+                             "set one of them")  # fmt: skip
         if self.correction != "none" and self.old_logprobs != "recompute":
             raise ValueError("correction weighs the trainer's log-probs against the engine's: it needs old_logprobs = "
                              "recompute")  # fmt: skip
@@ -218,6 +220,9 @@ class RLSection(PluginSection, plugin="algorithm", chosen_by="algorithm"):
             raise ValueError(f"rl: max_staleness = {self.max_staleness} needs an engine that goes on with a generation "
                              f"where other weights take over, which engine.kind = {recipe.engine.kind!r} does not: "
                              "take another, or 0")  # fmt: skip
+        if self.step_advantage == "branpo" and recipe.strategy.kind != "branpo":
+            raise ValueError("rl: step_advantage = branpo compares rollouts that strategy.kind = "
+                             f"{recipe.strategy.kind!r} does not make: set strategy.kind = 'branpo'")  # fmt: skip
         if self.overlong_buffer >= recipe.rollout.max_tokens:
             raise ValueError(f"rl: overlong_buffer = {self.overlong_buffer} must be less than rollout.max_tokens = "
                              f"{recipe.rollout.max_tokens}")  # fmt: skip
@@ -445,6 +450,14 @@ class StrategySection(PluginSection, plugin="strategy"):
     def measures(self) -> bool:
         """Return whether one rollout must end before the others start."""
         return False
+
+    def branches(self, point: Any, draw: Any) -> int:
+        """Return how many rollouts branch off at a `retcon.rollout.strategy.Point`."""
+        return 0
+
+    def resume(self, rollouts: Sequence[Any]) -> list[tuple[int, int]]:
+        """Choose finished rollouts to resume. See `retcon.rollout.strategy.Strategy.resume`."""
+        return []
 
 
 class SelectSection(PluginSection, plugin="selection"):

@@ -16,7 +16,7 @@ from retcon.engine.types import ForkableEngine, Generation, TextEngine
 from retcon.purify.mixing import is_purified
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import Watch, run_rollout
-from retcon.rollout.strategy import Measured, Point, Strategy, uncertainty
+from retcon.rollout.strategy import Measured, Point, Strategy, Uncertainty, uncertainty
 from retcon.tasks.registry import Grade, try_grade, with_returned_reply
 from retcon.tasks.types import Task
 from retcon.tools.forks import ForkableTool
@@ -32,13 +32,14 @@ async def rollout_member(
     step: int,
     grade: Grade,
     after: Trajectory | None = None,
+    replay: bool = False,
     watch: Watch | None = None,
 ) -> Trajectory:
     """Run and grade one member of a group, `{task.id}/{step}/{index}`.
 
     It has the repair with the context's probability, drawn from (seed, step, task, index); its sampling seed does not
-    depend on that draw. An infrastructure fault leaves its reward None. after, watch: see `run_rollout`; a harness
-    supports neither.
+    depend on that draw. An infrastructure fault leaves its reward None. after, replay, watch: see `run_rollout`; a
+    harness supports none of them.
     """
     encoded_by = context.engine.encoded_by if isinstance(context.engine, TextEngine) else None
     armed = is_purified(context.probability, seed, step, task.id, index)
@@ -50,7 +51,9 @@ async def rollout_member(
         if result.trajectory.reward is not None:
             return replace(result.trajectory, returned=result.trajectory.reward)
         return await _graded(task, replace(result.trajectory, returned=result.answer), context, grade)
-    made = await run_rollout(task, context, id=id, seed=own, provenance=provenance, after=after, watch=watch)
+    made = await run_rollout(
+        task, context, id=id, seed=own, provenance=provenance, after=after, replay=replay, watch=watch
+    )
     return await _graded(task, made, context, grade)
 
 
@@ -91,7 +94,8 @@ async def branching_group(
 class _Member:
     """A running rollout. index, root: from 0 in the group. slots: indices of its possible branches.
 
-    first, later: see `Measured`. after, branch: where a branch began. in_a_row: see `Point`.
+    first, later: see `Measured`. seen: uncertainty of each of its turns. after, branch: where a branch began, and
+    resumed: whether it did so once its parent had ended. in_a_row: see `Point`.
     """
 
     index: int
@@ -102,6 +106,8 @@ class _Member:
     after: Trajectory | None = None
     branch: Branch | None = None
     in_a_row: int = 0
+    resumed: bool = False
+    seen: dict[int, Uncertainty] = field(default_factory=dict)
 
 
 class _Group:
@@ -126,6 +132,7 @@ class _Group:
         )
         self._running: set[asyncio.Task[None]] = set()
         self._made: dict[int, Trajectory] = {}
+        self._members: dict[str, _Member] = {}
 
     async def roll(self, count: int) -> list[Trajectory]:
         measured, begun = None, 0
@@ -139,7 +146,11 @@ class _Group:
         start = min(max(self._strategy.from_start(count, measured), begun + least), count)
         slots, trees = range(start, count), start - begun
         await self._grow_all([_Member(begun + n, begun + n, list(slots[n::trees])) for n in range(trees)])
-        await self._grow_all([_Member(n, n, []) for n in range(count) if n not in self._made])
+        while free := [n for n in range(count) if n not in self._made]:
+            rollouts = [self._made[n] for n in sorted(self._made)]
+            chosen = zip(self._strategy.resume(rollouts), free, strict=False)
+            members = [self._resume(rollouts[at], turns, index) for (at, turns), index in chosen]
+            await self._grow_all(members or [_Member(n, n, []) for n in free])
         return [self._made[index] for index in range(count)]
 
     @property
@@ -168,7 +179,20 @@ class _Group:
                 await tool.end_all()  # also of branches that never ran
             raise
 
+    def _resume(self, parent: Trajectory, turns: int, index: int) -> _Member:
+        """Return a member that goes on after the first turns of a finished rollout."""
+        came = self._members[parent.id]
+        found = came.seen[max(n for n in came.seen if n <= turns)]
+        rise = found.nats - came.seen[0].nats
+        after = Trajectory(parent.id, parent.task, parent.prompt, parent.turns[:turns])
+        tokens = token_count(after.segments)
+        branch = Branch(parent.id, self._id(came.root), turns, tokens, found.nats, rise, found.measure)
+        return _Member(
+            index, came.root, [], first=came.first, after=after, branch=branch, resumed=True, seen=dict(came.seen)
+        )
+
     def _begin(self, member: _Member) -> None:
+        self._members[self._id(member.index)] = member
         self._running.add(asyncio.create_task(self._grow(member)))
 
     async def _grow(self, member: _Member) -> None:
@@ -183,6 +207,7 @@ class _Group:
                 step=self._step,
                 grade=self._grade,
                 after=member.after,
+                replay=member.resumed,
                 watch=partial(self._offer_branches, member),
             )
         finally:
@@ -199,6 +224,7 @@ class _Group:
         if member.branch is not None and turn == member.branch.turns:
             return  # decided by its parent
         found = uncertainty(generation, self._strategy.entropy_tokens)
+        member.seen[turn] = found
         if member.first is None:
             member.first = found.nats
             return

@@ -218,6 +218,7 @@ async def run_rollout(
     provenance: Provenance | None = None,
     on_turn: Callable[[Turn], None] = lambda _: None,
     after: Trajectory | None = None,
+    replay: bool = False,
     watch: Watch | None = None,
     place: TreePlace | None = None,
 ) -> Trajectory:
@@ -236,6 +237,7 @@ async def run_rollout(
         id: of the trajectory, and of its requests at the engine.
         on_turn: called with each committed turn.
         after: a trajectory to continue from its ids, up to where the model's next turn opens.
+        replay: whether the calls of `after` run again first, where a tool keeps state.
         watch: see `Watch`.
         place: in a tree of rollouts; a root of its own where None.
     """
@@ -253,6 +255,9 @@ async def run_rollout(
     refusal: str | None = None
     try:
         async with open_tools(context.tools, id, task=task.id, model=model) as opened:
+            for earlier in turns if replay else ():
+                if opened.needs_state(earlier.calls):
+                    await opened.run(earlier.calls)
             while stop is None:
                 model.turn = len(turns)
                 state = TurnState(opened)

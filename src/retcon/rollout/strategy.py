@@ -14,7 +14,7 @@ from pydantic import Field
 from retcon.config.schema import Recipe, StrategySection
 from retcon.config.section import Positive, Probability
 from retcon.core.errors import EngineError
-from retcon.core.types import Measure
+from retcon.core.types import Measure, Trajectory
 from retcon.engine.types import Generation
 
 
@@ -88,6 +88,14 @@ class Strategy(Protocol):
 
     def branches(self, point: Point, draw: random.Random) -> int:
         """Return how many rollouts branch off here. draw: source of randomness."""
+        ...
+
+    def resume(self, rollouts: Sequence[Trajectory]) -> Sequence[tuple[int, int]]:
+        """Choose finished rollouts to resume, each with how many of its turns it shares.
+
+        Called with the group's graded rollouts, in order, when none is running, until it chooses none or no rollout of
+        the group is left to begin.
+        """
         ...
 
 

@@ -33,6 +33,7 @@ from retcon.runs.metrics import mechanisms_of
 from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
+from retcon.train.objective.branpo import find_contrasts
 from retcon.train.objective.shaping import comparable, overlong_metrics
 from retcon.train.objective.steps import count_shared_states
 from retcon.train.objective.tree import compared_rewards, credit_groups, loss_share, tree_metrics
@@ -284,6 +285,8 @@ def _learn(
         counts.update(count_changes(made, one.advantages, recipe.rl))
         if recipe.rl.step_advantage == "rtmc":
             counts["shared_states"] += count_shared_states(one.nodes)
+        if recipe.rl.step_advantage == "branpo":
+            counts["contrasts"] += len(find_contrasts(one.nodes))
         learnt.update((t.id, (a, s)) for t, a, s in zip(one.nodes, one.advantages, made, strict=False))
         samples += made
     overlong = overlong_metrics(groups, shaped) if recipe.rl.overlong_buffer else {}

@@ -16,6 +16,7 @@ from retcon.purify.splice import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, computed_samples, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
+from retcon.train.objective.branpo import ending_advantages
 from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_online_dpo
 from retcon.train.objective.credit import average_shared, own_first_shared, token_advantages, weigh_by_entropy
 from retcon.train.objective.hindsight import make_hindsights, with_hindsight
@@ -65,8 +66,10 @@ def to_samples(
         )
         for trajectory, sample, advantage in zip(group, map(to_sample, group), advantages, strict=True)
     ]
-    if config.step_advantage == "rtmc":
-        steps = zip(samples, group, step_advantages(group, advantages), strict=True)
+    if config.step_advantage != "none":
+        rtmc = config.step_advantage == "rtmc"
+        found = step_advantages(group, advantages) if rtmc else ending_advantages(group, advantages, config)
+        steps = zip(samples, group, found, strict=True)
         samples = [replace(s, advantages=spread_over_tokens(one, turns)) for s, one, turns in steps]
     if config.shared_advantage == "mean":
         samples = average_shared(samples)
@@ -118,7 +121,8 @@ def learnt(trajectory: Trajectory, sample: Sample, config: RLSection) -> tuple[i
     if is_masked(trajectory, config):
         return (0,) * len(sample.mask)
     mask = sample.mask
-    if config.shared_advantage == "siblings" and trajectory.branch is not None:
+    alone = config.shared_advantage == "siblings" or config.step_advantage == "branpo"
+    if alone and trajectory.branch is not None:
         shared = trajectory.branch.tokens
         mask = (0,) * shared + mask[shared:]
     if config.failed_calls == "keep":

@@ -55,6 +55,9 @@ class At:
     def branches(self, point: Point, draw: random.Random) -> int:
         return self.many if self.turn in (None, point.turn) else 0
 
+    def resume(self, rollouts: Sequence[Trajectory]) -> list[tuple[int, int]]:
+        return []
+
 
 def counting(id: str, text: str, n: int) -> str:
     """Counts up in its session for three turns, then says what it has been told last."""
@@ -118,6 +121,29 @@ def test_a_branch_begins_as_its_parent_went_and_goes_on_by_itself():
     assert first == tuple(
         i for s in (*parent.prompt, *parent.turns[0].segments, *parent.turns[1].segments) for i in s.ids
     )
+
+
+@dataclass(frozen=True)
+class Resumes(At):
+    """Resumes the first rollout twice, before its third turn."""
+
+    turn: int | None = -1
+
+    def resume(self, rollouts: Sequence[Trajectory]) -> list[tuple[int, int]]:
+        return [(0, 2)] if len(rollouts) < 4 else []
+
+
+def test_a_finished_rollout_is_resumed_in_the_state_that_it_had() -> None:
+    played = grow(Resumes(start=2), 5)
+    assert played.branched == [2, 3], "the fifth begins with the prompt"
+    assert [played.told(n) for n in range(5)] == [["", "2", "20"]] * 5
+    parent, branch = played.group[0], played.group[2]
+    assert branch.branch is not None
+    assert (branch.branch.parent, branch.branch.root, branch.branch.turns) == (parent.id, parent.id, 2)
+    assert branch.turns[:2] == parent.turns[:2]
+    assert branch.turns[2].text.startswith(branch.id)
+    assert branch.sampled_tokens == sum(len(t.segments[0].ids or ()) for t in branch.turns[2:])
+    assert [session.events[-1] for session in played.tool.opened] == ["close"] * 5
 
 
 def test_what_was_sampled_for_the_parent_is_not_counted_again():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
 from retcon.core.types import TRAINED, Status, Trajectory, Turn, history_ids, token_count
+from retcon.train.objective.branpo import with_contrasts
 
 if TYPE_CHECKING:
     from retcon.rollout.context import RolloutLimits
@@ -80,10 +81,12 @@ def advantages_of(
 def comparable(group: Sequence[Trajectory], config: RLSection) -> list[Trajectory]:
     """Keep the rollouts of a group whose rewards are compared.
 
-    Those that an infrastructure fault ended have none; masked ones stay with config.masked_in_baseline alone. Fewer
-    than two give an empty list, as there is nothing to compare.
+    Those that an infrastructure fault ended have none; masked ones stay with config.masked_in_baseline alone, and
+    continuations for BranPO where they ended otherwise. Fewer than two give an empty list: nothing can be compared.
     """
     left = [t for t in group if t.stop != "infrastructure" and (config.masked_in_baseline or not is_masked(t, config))]
+    if config.step_advantage == "branpo":
+        left = with_contrasts(left)
     return left if len(left) > 1 else []
 
 
