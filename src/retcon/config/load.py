@@ -307,7 +307,13 @@ def _with_overrides(recipe: Recipe, overrides: Sequence[str], reads: Sequence[st
         with suppress(RecipeError):
             recipe = _validate(data, lambda _: "")
             culprit = ""
-    return _validate(data, lambda _: f"override '{culprit}'") if culprit else recipe
+
+    def named(place: Place) -> str:
+        """Return the override of a place; else the first that was not valid, such as by a rule over several keys."""
+        keys = {override.partition("=")[0].strip(): override for override in overrides}
+        return f"override '{keys.get('.'.join(map(str, place[:2])), culprit)}'"
+
+    return _validate(data, named) if culprit else recipe
 
 
 def _overridden(data: Data, override: str, reads: Sequence[str] = ALL) -> Data:

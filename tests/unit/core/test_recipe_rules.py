@@ -31,6 +31,11 @@ def test_keys_that_do_not_go_together_are_refused_and_each_alone_is_not(first: s
         load_recipe(None, [first, second])
 
 
+def test_an_error_names_the_override_that_it_is_about() -> None:
+    with pytest.raises(RecipeError, match=r"'rollout\.foo=3': unknown key 'foo'|'rl\.steps=x': rl\.steps = "):
+        load_recipe(None, ["rl.steps=x", "rollout.foo=3"])
+
+
 def test_a_correction_needs_log_probs_to_weigh_against() -> None:
     load_recipe(None, ["rl.correction=token_mask", "rl.old_logprobs=recompute"])
     with pytest.raises(RecipeError, match="it needs old_logprobs = recompute"):
