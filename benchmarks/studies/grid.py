@@ -54,7 +54,7 @@ CELLS = {
 BASELINE, OURS = "mini/dapo-baseline", "mini/ours/blame"
 ARMS = (BASELINE, "quickstart/saar", "mini/rstar2", OURS)
 TRAINING = ("run.threads=1", "rl.steps=24", "evaluate.every=6", "evaluate.every_samples=8")
-COMMON = (*TRAINING, "evaluate.samples=8", "evaluate.top_p=1.0")
+COMMON = (*TRAINING, "evaluate.samples=8", "evaluate.top_p=1.0", "sandbox.cpu_seconds=2")
 CALIBRATION = (*TRAINING, "run.seed=100", "evaluate.seed=2000")
 AGAINST = {"pass1_t1": 3, "pass1_equal_tokens": 3, "curve_area": 3, "failed_calls_t1": 2, "tokens_t1": 1}
 """Figures in which ours is set against every other arm, and their digits."""

@@ -121,8 +121,8 @@ def apart(one: Recipe, other: Recipe) -> set[str]:
     return found
 
 
-SHORT = ("rl.steps", "evaluate.samples", "evaluate.top_p")
-"""Keys by which a quickstart takes half of the time."""
+SHORT = ("rl.steps", "sandbox.cpu_seconds", "evaluate.samples", "evaluate.top_p")
+"""Keys by which a quickstart is short."""
 ABOUT = {
     "mini/dapo-baseline": (),
     "mini/grpo": ("rl.algorithm",),
