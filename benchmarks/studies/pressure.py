@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What pushes towards a clean first try, in the rollouts of a comparison.
+"""Measure what pushes a comparison's arms towards clean first tries.
 
     python benchmarks/studies/pressure.py runs/grid-failures/frequent-loose [--arms dapo-baseline saar …] [--until 12]
 

@@ -452,11 +452,11 @@ class StrategySection(PluginSection, plugin="strategy"):
         return False
 
     def branches(self, point: Any, draw: Any) -> int:
-        """Return how many rollouts branch off at a `retcon.rollout.strategy.Point`."""
+        """Return how many rollouts branch off at a point."""
         return 0
 
     def resume(self, rollouts: Sequence[Any]) -> list[tuple[int, int]]:
-        """Choose finished rollouts to resume. See `retcon.rollout.strategy.Strategy.resume`."""
+        """Choose finished rollouts to resume (`retcon.rollout.strategy.Strategy`)."""
         return []
 
 

@@ -91,7 +91,7 @@ class Strategy(Protocol):
         ...
 
     def resume(self, rollouts: Sequence[Trajectory]) -> Sequence[tuple[int, int]]:
-        """Choose finished rollouts to resume, each with how many of its turns it shares.
+        """Choose finished rollouts to resume, each with the turns to share.
 
         Called with the group's graded rollouts, in order, when none is running, until it chooses none or no rollout of
         the group is left to begin.
