@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Figures of `mini/rlm` runs: roots and calls of the model that are right in their evaluations.
 
-python benchmarks/studies/recursive_runs.py runs/rlm/*/seed-*-eval >docs/results/rlm.json
+python benchmarks/studies/recursive_runs.py runs/rlm/*/seed-?/{short,eval} >docs/results/rlm.json
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ def summarize(file: Path) -> dict[str, object]:
 
 if __name__ == "__main__":
     folders = [Path(name) for name in sys.argv[1:]]
-    found = {"/".join(folder.parts[-2:]): summarize(folder / "trajectories-t1.jsonl") for folder in folders}
+    found = {"/".join(folder.parts[-3:]): summarize(folder / "trajectories-t1.jsonl") for folder in folders}
     print(json.dumps(found, indent=1))

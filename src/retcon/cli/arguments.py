@@ -376,25 +376,47 @@ def check_taken(overrides: Sequence[str], takers: Sequence[tuple[str, Sequence[s
             load_recipe(recipe, [*own, override])
 
 
-def sort_recipes(words: Sequence[str], cold: str | None = None) -> dict[str, list[str]]:
-    """Read the words of `retcon compare`: recipes, each with the overrides that it can have.
+def sort_recipes(
+    words: Sequence[str], cold: str | None = None, vary: str | None = None
+) -> list[tuple[str, str, list[str]]]:
+    """Read the words of `retcon compare`: recipes, each with its value of `vary` and the overrides that it can have.
 
-    cold: recipe of a cold start, which may be the only one to take an override. Raises RecipeError.
+    cold: recipe of a cold start, which may be the only one to take an override. vary: `key=a,b`, whose values are the
+    arms of one recipe; without it, a recipe's own is "". Raises RecipeError.
     """
     recipes = [word for word in words if "=" not in word]
     overrides = [word for word in words if "=" in word]
-    if len(recipes) < 2:
+    values = [""] if vary is None else _read_values(vary, recipes, overrides)
+    if len(recipes) < 2 and vary is None:
         raise RecipeError(
-            "name two recipes or more; one alone is trained by `retcon train` (`retcon recipes` lists all)"
+            "name two recipes or more, or one with --vary KEY=VALUE,VALUE; one alone is trained by `retcon train` "
+            "(`retcon recipes` lists all)"
         )
     if len(set(recipes)) < len(recipes):
         twice = next(recipe for recipe in recipes if recipes.count(recipe) > 1)
-        raise RecipeError(f"{twice} is given twice; another variant of it is a recipe file of its own")
+        raise RecipeError(f"{twice} is given twice; variants of one recipe are given by --vary KEY=VALUE,VALUE")
+    own = []
     for recipe in recipes:
         find_recipe(recipe)
-    own = {recipe: select_overrides(recipe, overrides) for recipe in recipes}
-    check_taken(overrides, [*own.items(), *([(cold, cold_start_overrides(cold, overrides))] if cold else ())])
+        for value in values:
+            given = [value] if value else []
+            own.append((recipe, value, [*given, *select_overrides(recipe, overrides, given)]))
+    takers = [(recipe, given) for recipe, _, given in own]
+    check_taken(overrides, [*takers, *([(cold, cold_start_overrides(cold, overrides))] if cold else ())])
     return own
+
+
+def _read_values(vary: str, recipes: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Read `key=a,b` as `key=a` and `key=b`. Raises RecipeError."""
+    key, _, rest = vary.partition("=")
+    values = [f"{key}={value}" for word in rest.split(",") if (value := word.strip())]
+    if len(set(values)) < max(2, len(values)):
+        raise RecipeError(f"--vary {vary}: give a key and two values or more, such as credit.kind=inherit,node")
+    if len(recipes) != 1:
+        raise RecipeError(f"--vary makes the arms of one recipe, and {len(recipes)} are named: name one")
+    if overrides_of(overrides, [key]):
+        raise RecipeError(f"{key} is varied and set on the same command line: leave one of them out")
+    return values
 
 
 def cold_start_overrides(recipe: str, overrides: Sequence[str]) -> list[str]:

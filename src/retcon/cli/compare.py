@@ -85,6 +85,7 @@ class Arm:
         settings: the recipe with its overrides.
         text: content of the recipe's file, if work must write it first.
         start: name of the start shared with other arms, "" for the command's.
+        varied: the override that distinguishes it from other arms of its recipe.
     """
 
     name: str
@@ -93,23 +94,34 @@ class Arm:
     settings: Recipe
     text: str | None = None
     start: str = ""
+    varied: str = ""
 
     def changed(self, *overrides: str) -> Arm:
         """Return the arm with further overrides. Raises RecipeError."""
-        return make_arm(self.name, self.recipe, (*self.overrides, *overrides), self.text, self.start)
+        return make_arm(self.name, self.recipe, (*self.overrides, *overrides), self.text, self.start, self.varied)
+
+    @property
+    def described(self) -> str:
+        """The recipe, and the override that makes the arm."""
+        return f"{self.recipe} {self.varied}".rstrip()
 
 
-def make_arm(name: str, recipe: str, overrides: Sequence[str], text: str | None = None, start: str = "") -> Arm:
+def make_arm(
+    name: str, recipe: str, overrides: Sequence[str], text: str | None = None, start: str = "", varied: str = ""
+) -> Arm:
     """Read an arm's recipe. Raises RecipeError."""
     settings = load_recipe(recipe, overrides, text=text, reads=READS["compare"])
-    return Arm(name, recipe, tuple(overrides), settings, text, start)
+    return Arm(name, recipe, tuple(overrides), settings, text, start, varied)
 
 
-def read_arms(words: Sequence[str], there: Sequence[str] = (), cold: str | None = None) -> list[Arm]:
-    """Make an arm of each recipe of `sort_recipes`. there: see `name_arms`. Raises RecipeError."""
-    own = sort_recipes(words, cold)
-    names = name_arms(list(own), there)
-    return finish_arms([make_arm(names[recipe], recipe, own[recipe]) for recipe in own])
+def read_arms(
+    words: Sequence[str], there: Sequence[str] = (), cold: str | None = None, vary: str | None = None
+) -> list[Arm]:
+    """Make the arms of `sort_recipes`, named by recipe or value. there: see `name_arms`. Raises RecipeError."""
+    own = sort_recipes(words, cold, vary)
+    names = name_arms([varied.partition("=")[2] or recipe for recipe, varied, _ in own], there).values()
+    named = zip(names, own, strict=True)
+    return finish_arms([make_arm(name, recipe, given, varied=varied) for name, (recipe, varied, given) in named])
 
 
 def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
@@ -123,14 +135,14 @@ def finish_arms(arms: Sequence[Arm]) -> list[Arm]:
         for key, plain, instead in CONDITIONS:
             if (value := getattr(arm.settings.evaluate, key)) != plain:
                 raise RecipeError(
-                    f"{arm.recipe}: evaluate.{key} = {value!r}, but {instead}. Leave the key "
+                    f"{arm.described}: evaluate.{key} = {value!r}, but {instead}. Leave the key "
                     f"out, or set evaluate.{key}={plain} on the command line"
                 )
         for other in arms[:number]:
             if _compared_settings(arm) == _compared_settings(other):
                 but = " but rl.steps, which are matched" * (arm.settings.rl.steps != other.settings.rl.steps)
-                both = f"{other.recipe} and {arm.recipe}"
-                if other.recipe == arm.recipe:  # arms of a reproduction, made alike by overrides
+                both = f"{other.described} and {arm.described}"
+                if other.described == arm.described:  # arms of a reproduction, made alike by overrides
                     both = f"the arms {other.name} and {arm.name}, of {arm.recipe},"
                 raise RecipeError(f"{both} are the same recipe here: nothing distinguishes them{but}")
         _check_sections(arms[0], arm, SHARED_SECTIONS, "measured on the same problems")
@@ -182,7 +194,7 @@ def _check_sections(one: Arm, other: Arm, sections: Sequence[str], what: str, ad
     if changed := sorted(differing(old, new), key=lambda change: " was None" in change):  # keys of one kind last
         more = f"; and {counted(len(changed) - NAMED_KEYS, 'key')} more" if len(changed) > NAMED_KEYS else ""
         raise RecipeError(
-            f"{one.recipe} and {other.recipe} cannot be {what}: from the first to the second, "
+            f"{one.described} and {other.described} cannot be {what}: from the first to the second, "
             f"{'; '.join(changed[:NAMED_KEYS])}{more}. Set the same for all on the command line, such as "
             f"{changed[0].partition(' ')[0]}=….{advice}"
         )
@@ -202,12 +214,12 @@ def match_budgets(arms: Sequence[Arm], match: Match) -> list[Arm]:
                 arm.changed(f"{BUDGETS[match][0]}=1")  # refused by schedules that need the number of steps
             except RecipeError as error:
                 why = str(error).partition(": ")[2]  # without the override, which is ours
-                raise RecipeError(f"--match {match}: {arm.recipe}: {why}") from error
+                raise RecipeError(f"--match {match}: {arm.described}: {why}") from error
             if (begins := stages_of(arm.settings)[-1].before) >= most:
                 raise RecipeError(
-                    f"--match {match}: {arm.recipe} has {begins} steps before its last stage, and an arm has no more "
-                    f"than {most}, {MOST} times those of {first.recipe}: change stages.1.steps, or the first one's "
-                    "rl.steps"
+                    f"--match {match}: {arm.described} has {begins} steps before its last stage, and an arm has no "
+                    f"more than {most}, {MOST} times those of {first.described}: change stages.1.steps, or the first "
+                    "one's rl.steps"
                 )
         return [first, *(_set_steps(arm, most) for arm in others)]
     matched = [first]
@@ -219,7 +231,7 @@ def match_budgets(arms: Sequence[Arm], match: Match) -> list[Arm]:
         if odd or own < 1:
             rest = f" in its last stage, to which {left} are left" if before else ""
             raise RecipeError(
-                f"--match {match}: {first.recipe} has {total} {match}, and {arm.recipe} has "
+                f"--match {match}: {first.described} has {total} {match}, and {arm.described} has "
                 f"{_of_a_step(last.recipe.rl, match)} a step{rest}, which does not divide that evenly: change "
                 "rl.steps, or the size of a step"
             )
@@ -290,7 +302,7 @@ def make_plan(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[
     arms, out = match_budgets(arms, options.match), options.out
     first = arms[0].settings.run.seed
     settings = {
-        "arms": {arm.name: arm.recipe for arm in arms},
+        "arms": {arm.name: arm.described for arm in arms},
         "match": options.match,
         "faults": options.faults,
         "start": options.start,
@@ -395,7 +407,7 @@ def print_comparison(
     """Write the tables of the runs into the folder, and print them. words: the command."""
     out = plan.out
     runs = {arm.name: [read_arm_run(out, arm.name, seed) for seed in plan.seeds] for arm in plan.arms}
-    recipes = {arm.name: arm.recipe for arm in plan.arms}
+    recipes = {arm.name: arm.described for arm in plan.arms}
     found = ArmComparison(out.name, runs, recipes, ABOUT[options.match], options.faults, seconds)
     for sheet in write_comparison(found, out):
         for table in sheet.tables(console):

@@ -110,12 +110,20 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RECIPE... [KEY=VALUE]...",
-            help="Two or more recipes, files or names of shipped ones, of which the first is the baseline; "
-            "and changes to all of them, such as [bold]rl.steps=40[/].",
+            help="Two or more recipes (with --vary, one), files or names of shipped ones, of which the first is the "
+            "baseline; and changes to all of them, such as [bold]rl.steps=40[/].",
             show_default=False,
         ),
     ],
     *,
+    vary: Annotated[
+        str | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=VALUE,...",
+            help="The arms are one recipe with each of these values, such as [bold]credit.kind=root,node[/].",
+        ),
+    ] = None,
     seeds: Seeds = 5,
     out: Out = Path("runs/compare"),
     match: Annotated[
@@ -142,13 +150,13 @@ def compare(
 ) -> None:
     """Train recipes from one cold start and compare them fairly. Repeat the command to continue."""
     need_training()
-    sort_recipes(words, cold)  # before what is slow to import
+    sort_recipes(words, cold, vary)  # before what is slow to import
     from retcon.cli.compare import CompareOptions, arms_in, make_plan, print_comparison, read_arms
     from retcon.report.plots import need_matplotlib
 
     need_matplotlib()
     options = CompareOptions(out, seeds, match, start, cold, faults)
-    plan = make_plan(options, read_arms(words, arms_in(out), cold), [word for word in words if "=" in word])
+    plan = make_plan(options, read_arms(words, arms_in(out), cold, vary), [word for word in words if "=" in word])
     plan.open()
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):

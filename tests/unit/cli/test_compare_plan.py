@@ -31,6 +31,11 @@ def planned(out: Path, *words: str, seeds: int = 2, match: Match = "rollouts", *
     return make_plan(given, read_arms(words, arms_in(out)), [word for word in words if "=" in word])
 
 
+def varied(out: Path, vary: str, *words: str, **options: object) -> Comparison:
+    given = CompareOptions(out, 1, "rollouts", start="base", **options)  # type: ignore[arg-type]
+    return make_plan(given, read_arms(["mini/rlm", *words], arms_in(out), vary=vary), words)
+
+
 def named_jobs(plan: Comparison) -> list[str]:
     return [target.job.name for target in plan.targets]
 
@@ -206,6 +211,44 @@ def test_arms_that_are_there_keep_their_names() -> None:
         "b-saar",
     ]
     assert list(name_arms(["a/x", "b/x"], ("a-x",)).values()) == ["a-x", "x"]
+
+
+def test_the_values_of_a_key_are_the_arms_of_one_recipe(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    plan = varied(out, "credit.kind=root,inherit,node", "rl.steps=3", "credit.delegation=0.25")
+    assert {arm.name: arm.settings.credit.kind for arm in plan.arms} == {
+        kind: kind for kind in ("root", "inherit", "node")
+    }
+    assert {arm.settings.rl.steps for arm in plan.arms} == {3}
+    assert "credit.delegation=0.25" not in plan.trained["inherit", 0][0].job.words  # a key of `node` alone
+    for name, targets in ((arm.name, plan.trained[arm.name, 0]) for arm in plan.arms):
+        assert all(f"credit.kind={name}" in target.job.words for target in targets)
+    plan.open().save()
+    assert json.loads((out / "comparison.json").read_text())["arms"]["node"] == "mini/rlm credit.kind=node"
+    varied(out, "credit.kind=root,inherit,node", "rl.steps=3", "credit.delegation=0.25").open()
+    with pytest.raises(CheckpointError, match=r"mini/rlm credit\.kind=root, .*: name these first"):
+        varied(out, "credit.kind=node,root", "rl.steps=3").open()
+
+
+@pytest.mark.parametrize(
+    ("vary", "words", "said"),
+    [
+        ("credit.kind", ["mini/rlm"], "give a key and two values or more"),
+        ("credit.kind=node,node", ["mini/rlm"], "give a key and two values or more"),
+        ("credit.kind=node,rot", ["mini/rlm"], "did you mean 'root'"),
+        ("credit.kind=node,root", ["mini/rlm", "mini/cleaner"], "arms of one recipe, and 2 are named"),
+        ("credit.kind=node,root", ["mini/rlm", "credit.kind=node"], "credit.kind is varied and set"),
+        (
+            "task.length=100,120",
+            ["mini/rlm"],
+            "mini/rlm task.length=100 and .*=120 cannot be measured on the same problems",
+        ),
+        ("rl.steps=4,5", ["mini/rlm"], "the same recipe here: nothing distinguishes them but rl.steps"),
+    ],
+)
+def test_values_that_make_no_arms_are_refused(vary: str, words: list[str], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        read_arms(words, vary=vary)
 
 
 @pytest.mark.parametrize(
