@@ -113,9 +113,11 @@ $(TRL)/.ready: tests/plugins/requirements.txt pyproject.toml constraints.txt tes
 	@touch $@
 
 $(CLIENTS)/.ready: EXTRAS := train,serve,gguf
+# rlms without its clients for other models' servers: only its prompts are read.
 $(CLIENTS)/.ready: tests/plugins/clients.txt pyproject.toml constraints.txt tests/pinned.py
 	$(pinned)
-	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt
+	$(@D)/bin/python $(INSTALL) --no-deps rlms==0.1.3
+	$(@D)/bin/python tests/pinned.py check $(@D)/pins.txt rlms==0.1.3
 	@touch $@
 
 $(ENVIRONMENTS)/.ready: EXTRAS := train,sandbox
@@ -162,7 +164,7 @@ integration: integration-clients integration-environments integration-tasksets i
 	integration-vllm integration-openhands
 
 integration-clients: setup $(CLIENTS)/.ready
-	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py $(ARGS)
+	RETCON_INTEGRATION=1 OMP_NUM_THREADS=1 $(CLIENTS)/bin/python -m pytest tests/plugins/test_clients.py tests/plugins/test_harnesses.py tests/plugins/test_rlms.py $(ARGS)
 	$(CLIENTS)/bin/python tests/snippets.py docs/models/serving.md --with PyPI
 
 integration-environments: setup $(ENVIRONMENTS)/.ready

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from retcon.chat.chat import Chat
     from retcon.models.devices import OnPlace
     from retcon.rollout.context import Harness, RolloutContext, RolloutLimits, SubcallLimits
+    from retcon.tools.kinds.rlm import RlmPrompts
 
 MAX_REQUESTS = 256
 """Most rollouts decoded at a time."""
@@ -124,7 +126,12 @@ def build_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None) -> Ch
 
     variables = recipe.model.chat_template_kwargs
     chat = open_chat(
-        folder, style=recipe.model.style, system=_system(tasks), tools=specs, thinking=thinking, variables=variables
+        folder,
+        style=recipe.model.style,
+        system=_system(recipe, tasks),
+        tools=specs,
+        thinking=thinking,
+        variables=variables,
     )
     _check_callable(chat, specs, "model.style = 'hermes' or 'qwen', whose calls do")
     return chat
@@ -134,7 +141,7 @@ def build_engine_chat(recipe: Recipe, folder: Path, tasks: TaskSet | None = None
     """Build the chat of the recipe's engine: its own, or else the model's (`build_chat`).
     Raises as `build_chat`, and RecipeError for a `model.thinking` that the engine would ignore."""
     specs = build_specs(recipe)
-    own: Chat | None = recipe.engine.chat(folder, _system(tasks), specs)
+    own: Chat | None = recipe.engine.chat(folder, _system(recipe, tasks), specs)
     if own is None:
         return build_chat(recipe, folder, tasks)
     kwargs = recipe.model.chat_template_kwargs
@@ -158,8 +165,19 @@ def _check_callable(chat: Chat, specs: Sequence[ToolSpec], instead: str) -> None
         )
 
 
-def _system(tasks: TaskSet | None) -> str | None:
-    return tasks.system if tasks is not None else None
+def _system(recipe: Recipe, tasks: TaskSet | None) -> str | None:
+    if tasks is not None and tasks.system is not None:
+        return tasks.system
+    prompts = _prompts(recipe)
+    return prompts.system if prompts else None
+
+
+def _prompts(recipe: Recipe) -> RlmPrompts | None:
+    if not recipe.subcalls.prompts:
+        return None
+    from retcon.tools.kinds.rlm import find_prompts
+
+    return find_prompts(recipe.subcalls.prompts)
 
 
 def build_specs(recipe: Recipe) -> list[ToolSpec]:
@@ -181,9 +199,11 @@ def build_specs(recipe: Recipe) -> list[ToolSpec]:
 
 
 def build_subcalls(recipe: Recipe) -> SubcallLimits:
-    from retcon.rollout.context import SubcallLimits
+    from retcon.rollout.context import CONTEXT_QUESTION, SubcallLimits
 
-    return SubcallLimits(**recipe.subcalls.model_dump())
+    limits = SubcallLimits(**recipe.subcalls.model_dump(exclude={"prompts"}))
+    prompts = _prompts(recipe)
+    return replace(limits, question=partial(prompts.question, CONTEXT_QUESTION)) if prompts else limits
 
 
 def build_limits(recipe: Recipe) -> RolloutLimits:

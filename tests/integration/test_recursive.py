@@ -38,6 +38,7 @@ def play(
     repair: Saar | None = None,
     nested: str = "",
     refuse: bool = False,
+    system: str | None = None,
 ) -> tuple[Trajectory, list[Trajectory], SubcallBudget]:
     """Play a root's programs; `nested` is that of a child with a session, `child` answers for the model alone.
 
@@ -58,8 +59,8 @@ def play(
         async with SandboxPool(2) as pool:
             tool = Rlm(pool)
             context = RolloutContext(
-                ScriptedEngine(tokenizer, reply), Chat(tokenizer), {tool.name: tool}, LIMITS, repair=repair,
-                subcalls=limits,
+                ScriptedEngine(tokenizer, reply), Chat(tokenizer, system=system), {tool.name: tool}, LIMITS,
+                repair=repair, subcalls=limits,
             )  # fmt: skip
             children: list[Trajectory] = []
             budget = SubcallBudget(limits)
@@ -69,6 +70,15 @@ def play(
             return made, children, budget
 
     return asyncio.run(main())
+
+
+def test_a_call_of_the_model_sees_its_prompt_alone_and_a_rollout_below_the_system_prompt_too():
+    made, children, _ = play(
+        "print(llm_query('fig.'))\nprint(rlm_query('a pea'))",
+        nested=DONE.format("1"), system="You are a reader.",
+    )  # fmt: skip
+    assert seen(made) == ["FIG.\n1"]
+    assert [("a reader" in "".join(s.text for s in node.prompt)) for node in (*children, made)] == [False, True, True]
 
 
 def seen(made: Trajectory) -> list[str]:

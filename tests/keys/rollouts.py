@@ -27,6 +27,7 @@ from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.rollout.subcalls import RolloutModel, SubcallBudget, TreePlace
 from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
+from retcon.tools.kinds.rlm import INSTRUCTIONS
 from retcon.tools.scripted import ScriptedTool
 from retcon.train.rollouts import TrainingRollouts, open_rollouts
 from retcon.train.sync import EngineWeights
@@ -140,6 +141,11 @@ def calls_of_the_model_that_are_made(recipe: Recipe, lab: Lab) -> int:
 @acts("subcalls.depth", (0, 0), (1, 3))
 def rollouts_below_with_tools(recipe: Recipe, lab: Lab) -> int:
     return sum(bool(made.tools) for made in below_a_rollout(recipe, lambda model: model.recurse("0.0.0", ["go"])))
+
+
+@acts("subcalls.prompts", ("", False), ("retcon", True), given=("rollout.tools=rlm",))
+def system_prompt_of_the_tool(recipe: Recipe, lab: Lab) -> bool:
+    return build_chat(recipe, lab.base).system == INSTRUCTIONS
 
 
 @acts("run.seed", (0, derive("rollout", 0, 1, "t", 0)), (5, derive("rollout", 5, 1, "t", 0)), given=ROOM)

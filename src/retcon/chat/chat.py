@@ -157,6 +157,12 @@ class Chat:
             return self
         return Chat(self.tokenizer, system=self.system, tools=tools, framing=self.framing, family=self.family)
 
+    def without_system(self) -> Chat:
+        """Return the chat without a system prompt of its own."""
+        if self.system is None:
+            return self
+        return Chat(self.tokenizer, tools=self.tools, framing=self.framing, family=self.family)
+
     def prompt(
         self, question: str, system: str | None = None, before: Sequence[TextMessage] = ()
     ) -> tuple[Segment, ...]:

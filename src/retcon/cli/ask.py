@@ -62,7 +62,7 @@ def ask(
     if rlm:
         if tool:
             raise typer.BadParameter("--rlm has a tool of its own: leave --tool out", param_hint="--tool")
-        task, tool = _about(task, [_read(path) for path in rlm]), ["rlm"]
+        tool, texts = ["rlm"], [_read(path) for path in rlm]
     from rich.console import Console
 
     from retcon.core.texts import is_url
@@ -72,6 +72,8 @@ def ask(
 
     given = ["rollout.temperature=0", f"repair.kind={'saar' if repair else 'none'}"]
     recipe, folder = load_conversation(model, tool or ["python"], [*given, *(overrides or ())])
+    if rlm:
+        task = _about(task, texts, recipe.subcalls.prompts)
     console = Console(highlight=False)
     if folder == BASE and not is_url(model):
         known = "base is a model of 0.68 M parameters for the quickstart's tasks: it knows no others, and no English"
@@ -103,13 +105,13 @@ def _read(path: Path) -> str:
         raise typer.BadParameter(f"{path} is not text in UTF-8: {error.reason}", param_hint="--rlm") from error
 
 
-def _about(task: Task, texts: list[str]) -> Task:
-    """Make a task of the texts: one is a str, several a list."""
-    from retcon.tools.kinds.rlm import INSTRUCTIONS, describe_context
+def _about(task: Task, texts: list[str], prompts: str) -> Task:
+    """Make a task of the texts: one is a str, several a list. prompts: as `subcalls.prompts`."""
+    from retcon.tools.kinds.rlm import find_prompts
 
-    context = texts[0] if len(texts) == 1 else texts
-    question = f"{task.question}\n\n{describe_context(context)}"
-    return replace(task, question=question, system=task.system or INSTRUCTIONS, meta={"context": context})
+    context, written = texts[0] if len(texts) == 1 else texts, find_prompts(prompts)
+    question = written.question(task.question, context)
+    return replace(task, question=question, system=task.system or written.system, meta={"context": context})
 
 
 async def _answered(recipe: Recipe, folder: Path, task: Task, seed: int, console: Console) -> Trajectory:

@@ -400,6 +400,13 @@ class SubcallsSection(Section):
     input_tokens: NonNegative = Field(5_000_000, description="tokens of their prompts")
     output_tokens: NonNegative = Field(500_000, description="tokens of their answers")
     seconds: Rate = Field(600.0, description="wall time from the rollout's start, after which no call is made")
+    prompts: Literal["", "retcon", "rlms"] = Field("", description="system prompt of tasks that bring none, and the "
+        "question of rollouts below: ours or those of the package rlms, which must be installed; empty: none"
+    )  # fmt: skip
+
+    def check(self, recipe: Any) -> None:
+        if self.prompts and "rlm" not in recipe.rollout.tools:
+            raise ValueError("subcalls: prompts: they explain the tool rlm: set rollout.tools=rlm, or leave them out")
 
 
 class RepairSection(PluginSection, plugin="repair"):

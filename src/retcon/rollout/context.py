@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -96,6 +96,9 @@ class RolloutLimits:
         return replace(self, max_tokens=min(self.max_tokens, most))
 
 
+CONTEXT_QUESTION = "Do what `context` asks for."
+
+
 @dataclass(frozen=True, slots=True)
 class SubcallLimits:
     """Limits of model calls by programs, for the tree below a rollout.
@@ -103,7 +106,7 @@ class SubcallLimits:
     Args:
         depth: levels of rollouts below the root; deeper ones are answered by the model alone.
         calls, input_tokens, output_tokens, seconds: of all descendants together.
-        question: what a rollout below the root is asked about its context.
+        question: makes the question of a rollout below the root about its context.
     """
 
     depth: int = 1
@@ -111,7 +114,7 @@ class SubcallLimits:
     input_tokens: int = 5_000_000
     output_tokens: int = 500_000
     seconds: float = 600.0
-    question: str = "Do what `context` asks for."
+    question: Callable[[str], str] = lambda _context: CONTEXT_QUESTION
 
 
 @dataclass(frozen=True, slots=True)

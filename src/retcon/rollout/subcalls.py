@@ -100,7 +100,7 @@ class RolloutModel:
         return self.task.meta.get("context", self.task.question)
 
     async def complete(self, call: str, prompts: Sequence[str]) -> list[str]:
-        plain = replace(self.settings, tools={}, repair=None)
+        plain = replace(self.settings, chat=self.settings.chat.without_system(), tools={}, repair=None)
         return await gather_or_cancel(self._child(call, prompt, Task("", prompt, ""), plain) for prompt in prompts)
 
     async def recurse(self, call: str, prompts: Sequence[str]) -> list[str]:
@@ -108,7 +108,7 @@ class RolloutModel:
             return await self.complete(call, prompts)
         question, system = self.settings.subcalls.question, self.task.system
         return await gather_or_cancel(
-            self._child(call, prompt, Task("", question, "", system, {"context": prompt}), self.settings)
+            self._child(call, prompt, Task("", question(prompt), "", system, {"context": prompt}), self.settings)
             for prompt in prompts
         )
 

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from retcon.core.errors import RecipeError, SandboxUnavailable
+from retcon.core.errors import MissingExtra, RecipeError, SandboxUnavailable
 from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.sandbox.types import Limits, Sandbox, Session
 from retcon.tools.kinds.python import ObservationFormatter, PythonSession
@@ -17,6 +17,7 @@ from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.schema import python_spec
 from retcon.tools.types import ModelCalls, OpenTool, StatefulTool, TaskTool
 
+RLMS = "rlms==0.1.3"
 SHOWN_CHARS = 20_000
 """Most characters of an observation, as in rlms."""
 INSTRUCTIONS = f"""\
@@ -173,6 +174,38 @@ class RlmSession(PythonSession):
         if functions.submitted is None or observation.status != "ok":
             return observation
         return replace(observation, submitted=functions.submitted)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RlmPrompts:
+    """Prompts of a recursive language model. question: makes the user's message of a question and a context."""
+
+    system: str
+    question: Callable[[str, object], str]
+
+
+def find_prompts(name: str) -> RlmPrompts:
+    """Return the prompts of a name in `subcalls.prompts`. Raises MissingExtra."""
+    return _rlms_prompts() if name == "rlms" else RlmPrompts(INSTRUCTIONS, _describe)
+
+
+def _describe(question: str, context: object) -> str:
+    return f"{question}\n\n{describe_context(context)}"
+
+
+def _rlms_prompts() -> RlmPrompts:
+    """Read the prompts of the package rlms, with its blocks named as those that are calls here."""
+    try:
+        from rlm.core.types import QueryMetadata
+        from rlm.utils.prompts import RLM_SYSTEM_PROMPT, build_rlm_system_prompt
+    except ImportError as error:
+        raise MissingExtra(f"subcalls.prompts = 'rlms' needs its package: pip install {RLMS} ({error})") from error
+
+    def write(question: str, context: object) -> list[str]:
+        messages = build_rlm_system_prompt(RLM_SYSTEM_PROMPT, QueryMetadata(context), root_prompt=question)
+        return [message["content"].replace("```repl", "```python") for message in messages]
+
+    return RlmPrompts(write("", "")[0], lambda question, context: write(question, context)[1])
 
 
 def describe_context(context: object) -> str:
