@@ -22,6 +22,7 @@ from langchain_core.tools import ToolException
 from langchain_core.tools import tool as langchain_tool
 from langchain_openai import ChatOpenAI
 from langgraph.errors import GraphRecursionError
+from langgraph.graph import END, START, MessagesState, StateGraph
 from smolagents import CodeAgent, OpenAIServerModel, ToolCallingAgent, tool
 
 from retcon.chat.tokenizer import ByteTokenizer
@@ -269,9 +270,43 @@ def handed_replies(request: str, text: str, n: int) -> str:
     return written("Ada", "find") if n == 0 else "Ada"
 
 
+def by_subgraph(task: Task, endpoint: ModelEndpoint) -> str:
+    """A supervisor of LangGraph with a subgraph that shares its messages."""
+
+    def model(at: ModelEndpoint) -> ChatOpenAI:
+        return ChatOpenAI(model=at.name, base_url=at.url, api_key=at.key)
+
+    supervisor = model(endpoint)
+
+    def supervise(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [supervisor.invoke([("system", "Supervise."), *state["messages"]])]}
+
+    def next_of(state: MessagesState) -> str:
+        return "finder" if state["messages"][-1].content == "finder" else END
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("supervisor", supervise)
+    graph.add_node("finder", create_agent(model(endpoint.agent("finder")), [consult], system_prompt="Find it."))
+    graph.add_edge(START, "supervisor")
+    graph.add_conditional_edges("supervisor", next_of)
+    graph.add_edge("finder", "supervisor")
+    found = graph.compile().invoke({"messages": [("user", task.question)]})
+    return f"\\boxed{{{found['messages'][-1].content}}}"
+
+
+def supervised_replies(request: str, text: str, n: int) -> str:
+    if "Supervise." in text:
+        return "finder" if n == 0 else "Ada"
+    return written("Ada", "consult") if n == 0 else "It is Ada."
+
+
 @pytest.mark.parametrize(
     ("solve", "style", "replies", "turns"),
-    [(by_managed_agents, "markdown", managed_replies, (2, 2)), (by_hand_off, "qwen", handed_replies, (1, 2))],
+    [
+        (by_managed_agents, "markdown", managed_replies, (2, 2)),
+        (by_hand_off, "qwen", handed_replies, (1, 2)),
+        (by_subgraph, "qwen", supervised_replies, (2, 2)),
+    ],
 )
 def test_an_agents_conversation_is_a_child_of_the_turn_that_called_it(
     solve: Any, style: str, replies: Any, turns: tuple[int, int]

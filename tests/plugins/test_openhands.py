@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,19 @@ import pytest
 if "RETCON_OPENHANDS_PYTHON" not in os.environ:
     pytest.skip("the Python that has OpenHands, which `make integration` names", allow_module_level=True)
 
-from endpoints import endpoint, exact, reward, trained
+from endpoints import ROOMY, endpoint, exact, reward, trained
 
-from retcon.core.types import Trajectory
+from retcon.chat.tokenizer import ByteTokenizer
+from retcon.core.types import Parent, Trajectory
+from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutLimits
+from retcon.rollout.group import rollout_group
+from retcon.serve.harness import ModelEndpoint
+from retcon.serve.harness_server import open_harness
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
-from servers.agent import MODEL
+from retcon.tasks.types import Task
+from servers.agent import MODEL, context_of
 
 SUMMARIZER = "context-aware state summary"
 """What OpenHands tells the model that sums a history up."""
@@ -120,6 +129,40 @@ def test_a_condensed_history_of_openhands_is_a_branch(tmp_path: Path) -> None:
     assert "step 1" not in prompt
     first = [i for s in (*whole.prompt, *whole.turns[0].generated) for i in s.ids or ()]
     assert [i for s in branch.prompt for i in s.ids or ()][: len(first)] == first
+
+
+def test_a_condenser_of_openhands_has_a_conversation_below_the_turn_that_it_follows(tmp_path: Path) -> None:
+    made: list[str] = []
+
+    def reply(_: str, text: str, n: int) -> str:
+        if SUMMARIZER in text:
+            return "SUMMARY: nothing yet."
+        made.append(called("think", thought=f"step {len(made)}") if len(made) < 9 else "Done.")
+        return made[-1]
+
+    def solve(task: Task, endpoint: ModelEndpoint) -> str:
+        condenser = endpoint.agent("compaction").url
+        ((status, answer),) = run(endpoint.url, tmp_path, "", model=endpoint.name, condense=12, condenser=condenser)
+        return answer if status == "finished" else status
+
+    engine = ScriptedEngine(ByteTokenizer(), reply)
+
+    async def main() -> Trajectory:
+        async with open_harness(solve, 120.0) as harness:
+            limits = replace(ROOMY, max_turns=12)
+            context = replace(context_of(engine, style="qwen", limits=limits), harness=harness)
+            task = Task("w/1", "Who?", "Ada")
+            (made,) = await rollout_group(task, context, count=1, seed=0, step=1, grade=lambda _, made: made)
+            return made
+
+    root = asyncio.run(main())
+    assert root.returned == "Done."
+    assert Counter(node.parent.relation for node in root.tree if node.parent) == {"compaction": 1, "fork": 1}
+    found = {node.parent.relation: node for node in root.tree if node.parent}
+    before, summary = found["fork"], found["compaction"]
+    assert learnt(summary) == ["SUMMARY: nothing yet.<|im_end|>"]
+    assert summary.parent == Parent(before.id, len(before.turns) - 1, before.turns[-1].calls[0].id, "compaction")
+    assert Counter(said for node in (root, before) for said in learnt(node)) == {f"{s}<|im_end|>": 1 for s in made}
 
 
 def test_openhands_condenses_a_history_that_the_model_has_no_room_for(tmp_path: Path) -> None:

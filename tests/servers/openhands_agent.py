@@ -4,8 +4,8 @@
 
 sessions: one conversation each. say: what the user says. workspace: a folder. tools: by name, beside `finish` and
 `think`. turns: of the model, at most. condense: events beyond which a history is summed up, but for the first four;
-without it, never. llm, agent: further settings of either. Prints a line for each: how it ended, and what the agent
-said last.
+without it, never. condenser: URL of the model that sums it up. llm, agent: further settings of either. Prints a line
+for each: how it ended, and what the agent said last.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ def main(asked: dict[str, Any]) -> None:
             base_url=asked["url"],
             api_key="none",
             num_retries=0,
-            extra_headers={"X-Retcon-Session": session, "X-Retcon-Task": "asked"},
+            extra_headers={"X-Retcon-Session": session, "X-Retcon-Task": "asked"} if session else {},
             **asked.get("llm", {}),
         )
         condenser = None
         if asked.get("condense"):
-            condenser = LLMSummarizingCondenser(llm=llm, max_size=asked["condense"], keep_first=4)
+            own = {"base_url": asked.get("condenser", asked["url"]), "usage_id": "condenser"}
+            condenser = LLMSummarizingCondenser(
+                llm=llm.model_copy(update=own), max_size=asked["condense"], keep_first=4
+            )
         tools = [TOOLS[name] for name in asked.get("tools", ())]
         conversation = Conversation(
             Agent(llm=llm, tools=tools, condenser=condenser, **asked.get("agent", {})),

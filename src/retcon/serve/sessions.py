@@ -23,6 +23,7 @@ from retcon.core.types import (
     Observation,
     Parent,
     Provenance,
+    Relation,
     Segment,
     Stop,
     ToolCall,
@@ -198,6 +199,8 @@ def continue_turn(turn: Turn, observations: Sequence[Observation], given: Sequen
 
 NOWHERE = -1
 """Turn of a `Parent` whose place in the rollout is not known."""
+COMPACTION = "compaction"
+"""Name of an agent that sums histories up."""
 
 
 def build_trajectories(
@@ -217,7 +220,8 @@ def build_trajectories(
         start = next((n + 1 for n in range(len(path) - 1, -1, -1) if path[n] in places), 0)
         parent = places[path[start - 1]] if start else None
         if not start and path[0].above in places:
-            parent = msgspec.structs.replace(places[path[0].above], relation="subagent")
+            relation: Relation = "compaction" if path[0].agent.rpartition("/")[2] == COMPACTION else "subagent"
+            parent = msgspec.structs.replace(places[path[0].above], relation=relation)
         prompt, turns = join_exchanges([node.exchange for node in path[start:]])
         if start:
             opening, before = join_exchanges([node.exchange for node in path[:start]])
@@ -298,7 +302,7 @@ class AgentSession:
         leaves = sorted(self.nodes(), key=lambda node: node.number)
         made = build_trajectories(leaves, provenance, task=self.task, name=lambda leaf: f"{self.id}/{leaf.number}")
         roots = nest_trajectories(
-            t if t.parent and t.parent.relation == "subagent" else replace(t, parent=None) for t in made
+            t if t.parent and t.parent.relation != "fork" else replace(t, parent=None) for t in made
         )
         return [
             replace(t, children=(), reward=self.rewards.get(t.id, self.rewards.get(""))) for r in roots for t in r.tree
@@ -586,8 +590,6 @@ def render_continuation(
     same one if that was not ended. Raises RequestRefused.
     """
     first, *others = _blocks(messages)
-    if first.assistant is not None:
-        raise invalid_request(f"messages[{first.assistant.at}]", "two messages of the assistant in a row")
     open_calls = () if added or turn.observations else turn.calls
     observations = _observations(open_calls, called if open_calls else (), first) or turn.observations
     last, new = ids_of(turn.generated)[-1:], [(message.role, message.text) for message in first.users]
@@ -661,8 +663,6 @@ def _blocks(messages: Sequence[ChatMessage]) -> list[_Block]:
             if any(m.role != "system" for m in messages[:n]) or message.at != n:
                 raise invalid_request(f"{where}.role", "a message of the system stands before all others")
         elif message.role == "assistant":
-            if last.assistant is not None and not (last.tools or last.users):
-                raise invalid_request(where, "two messages of the assistant in a row")
             blocks.append(_Block(message, (), ()))
         elif message.role == "tool":
             if last.users:
@@ -672,8 +672,6 @@ def _blocks(messages: Sequence[ChatMessage]) -> list[_Block]:
             blocks[-1] = replace(last, tools=(*last.tools, message))
         else:
             blocks[-1] = replace(last, users=(*last.users, message))
-    if not (blocks[-1].tools or blocks[-1].users):
-        raise invalid_request(
-            "messages", "the last message must be the user's or a tool's: the model's turn follows it"
-        )
+    if not messages:
+        raise invalid_request("messages", "no message follows the model's last one: its next turn answers one")
     return blocks

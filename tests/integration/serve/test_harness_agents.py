@@ -77,6 +77,35 @@ def test_what_is_said_at_an_agents_url_is_a_child_of_the_turn_that_was_open() ->
     assert all(any(ids == seen[: len(ids)] for seen in told) for _, ids in engine.seen), "ids are the engine's"
 
 
+def test_an_agent_that_sums_a_history_up_is_a_compaction() -> None:
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        told = [user("Look up one")]
+        told.append(await ask(endpoint, told))
+        summary = await ask(endpoint.agent("compaction"), [user("Look up all")])
+        await ask(endpoint, [*told, user(f"Look up {summary['content'][-3:]}")])
+
+    (made,), *_ = rolled(solve, reply)
+    assert places(made) == [("compaction/1", "", 0, "compaction")]
+
+
+def test_agents_may_share_one_list_of_messages() -> None:
+    """Where messages of several assistants follow one another, each learns its own."""
+
+    async def solve(task: Task, endpoint: ModelEndpoint) -> None:
+        shared = [user("Look up one")]
+        for at in (endpoint, endpoint.agent("searcher"), endpoint):
+            shared.append(await ask(at, shared))
+
+    (made,), engine, _ = rolled(solve, reply)
+    (child,) = made.children
+    assert [len(node.turns) for node in (made, child)] == [2, 1]
+    assert child.text.count("seen one") == 2
+    assert made.text.count("seen one") == 3
+    assert [sum(to_sample(node).mask) for node in (made, child)] == [2 * len("seen one") + 2, len("seen one") + 1]
+    told = {tuple(ids_of(node.segments)) for node in made.tree}
+    assert all(any(ids == seen[: len(ids)] for seen in told) for _, ids in engine.seen), "ids are the engine's"
+
+
 def test_without_urls_of_their_own_conversations_stand_beside_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     (made,), *_ = rolled(lambda task, endpoint: managed(task, endpoint, agents=False), reply, style="hermes")
     assert places(made) == [("1", "", -1, "beside"), ("2", "", -1, "beside")]
