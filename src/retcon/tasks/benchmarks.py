@@ -36,6 +36,7 @@ class Benchmark:
         prompt: template of a problem; `{question}` and columns of its row in braces are replaced.
         grader: of `task.grader`; empty: the convention's own.
         format, columns: how rows are read, as `task.format` and `task.columns`.
+        keep: values of columns; other rows of the file are not part of it.
         gated: whether the hub asks for an account that has accepted its terms.
         needs: other requirements, such as packages for programs.
     """
@@ -52,6 +53,7 @@ class Benchmark:
     grader: str = ""
     format: str = "auto"
     columns: Mapping[str, str] = field(default_factory=dict)
+    keep: Mapping[str, object] = field(default_factory=dict)
     gated: bool = False
     needs: str = ""
 
@@ -187,5 +189,13 @@ ALL = (
         "include the import statements and use the same variable names as stated in the header.\n{question}",
         format="apps", columns={"question": "complete_prompt", "tests": "test"},
         needs="the 72 packages that its programs import, in the sandbox's interpreter (sandbox.python)",
+    ),
+    Benchmark(
+        "oolong", "oolongbench/oolong-synth", "f0d59eaf0febf130664cfceb710436c8e3216b2b", "data/validation-*.parquet",
+        50, "none stated (texts of TREC's questions)",
+        "OOLONG, arXiv 2511.02817: trec_coarse at 131,072 tokens, as in arXiv 2512.24601",
+        "public since November 2025; TREC's labels since 2002", grader="oolong", format="context",
+        columns={"context": "context_window_text"}, keep={"dataset": "trec_coarse", "context_len": 131_072},
+        needs="rollout.tools=rlm, whose programs read the text; 1.6 GB of disk",
     ),
 )  # fmt: skip

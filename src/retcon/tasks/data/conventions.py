@@ -122,6 +122,8 @@ INPUT = "input"
 """The column of an instruction's input, appended to it."""
 CONTEXTS = ("context", "passage", "article")
 """Columns of a question's context, put before it. The first that has any text counts."""
+APART = "context"
+"""The key of `meta` for a context that is not part of the question."""
 QUESTIONS = ("question", "problem", "Problem", "Question", "query", "prompt", "instruction", "messages")
 ANSWERS = ("answer", "expected_answer", "final_answer", "ground_truth", "Answer", "solution")
 SOLUTIONS = ("solution", "reference_solution", "Solution", "canonical_solution", "code", "gold")
@@ -266,6 +268,15 @@ def _plain(row: Columns) -> Item:
     return build_item(row, question, first_of(row, (n for n in ANSWERS if n != question)))
 
 
+def _apart(row: Columns) -> Item:
+    """Read a row whose context stays apart from the question, for the tool `rlm`."""
+    column = first_of(row, CONTEXTS)
+    if is_empty(row.get(column)):
+        raise ColumnError(column or CONTEXTS[0], "is empty")
+    read = _plain({name: value for name, value in row.items() if name not in CONTEXTS})
+    return replace(read, meta={**read.meta, APART: row[column]})
+
+
 def _math(row: Columns) -> Item:
     """Read a row of MATH; a solution without a box has no answer, however long it is."""
     read = _plain(row)
@@ -398,6 +409,7 @@ MATH = Convention("math", ("problem", "answer|solution"), _math, certainty=3,
 AIME = Convention("aime", ("problem|Problem", "expected_answer|Answer"), _plain, certainty=3)
 TRL = Convention("trl", ("prompt", "answer|solution|ground_truth"), _plain, certainty=4)
 PLAIN = Convention("plain", ("|".join(QUESTIONS), "|".join(ANSWERS)), _plain, certainty=5)
+CONTEXT = Convention("context", ("|".join(CONTEXTS), *PLAIN.needs), _apart, fits=lambda _: False, certainty=6)
 
 
 def with_context(row: Columns, column: str, asked: str) -> tuple[str, tuple[str, ...]]:

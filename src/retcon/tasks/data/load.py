@@ -18,6 +18,7 @@ from retcon.core.errors import RecipeError, TaskWarning, nearest
 from retcon.core.texts import counted
 from retcon.tasks.benchmarks import fill_prompt, resolve
 from retcon.tasks.data.conventions import (
+    APART,
     CODE,
     PLAIN,
     QUESTIONS,
@@ -471,6 +472,8 @@ class _Loader:
         convention = find_convention(source.format) if source.format != "auto" else None
         undecided: UndecidedConvention | None = None
         for row, row_role in self._rows(source, role, splits):
+            if benchmark is not None and any(row.columns.get(name) != value for name, value in benchmark.keep.items()):
+                continue
             read.rows += 1
             columns = map_columns(row, source.columns)
             if source.options_seed:
@@ -541,7 +544,7 @@ class _Loader:
             return read.drop("without a question", row.where)
         if not is_answered(item, grader):
             return read.drop("without tests" if grader == CODE else "without an answer", row.where)
-        same = question_key(item.question)
+        same = question_key(f"{item.question}\n{item.meta[APART]}" if APART in item.meta else item.question)
         if self._settings.duplicates == "drop":
             asked = role, same, question_key("\n".join(text for _, text in item.before)) if item.before else ""
             if (first := self._seen.get(asked)) is not None:

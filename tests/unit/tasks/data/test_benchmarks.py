@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from retcon.core.errors import TaskWarning
+from retcon.config.load import load_recipe
+from retcon.core.errors import RecipeError, TaskWarning
 from retcon.tasks.benchmarks import ALL, BENCHMARKS, fill_prompt
 from retcon.tasks.data.fields import DataError
 from retcon.tasks.data.settings import FileTaskSettings
+from retcon.tasks.graders.oolong import OolongGrader
 from retcon.tasks.graders.plain import grade
+from retcon.tasks.grading.registry import Reply
 from retcon.tasks.types import Task
 
 PUBLISHED: dict[str, dict[str, Any]] = {
@@ -43,6 +47,12 @@ PUBLISHED: dict[str, dict[str, Any]] = {
                          "starter_code": "", "difficulty": "easy", "metadata": "{}",
                          "public_test_cases": '[{"input": "1", "output": "1", "testtype": "stdin"}]',
                          "private_test_cases": "[]"},
+    "oolong": {"id": 14, "context_len": 131072, "dataset": "trec_coarse",
+               "context_window_text": "User: 7 || Who was he?",
+               "context_window_text_with_labels": "User: 7 || Who was he? || Label: human being",
+               "question": "Which label is the most common?", "task_group": "counting", "task": "MOST_FREQ",
+               "answer": "['human being']", "answer_type": "ANSWER_TYPE.LABEL", "input_subset": "False",
+               "num_labels": 6, "context_window_id": 8},
 }  # fmt: skip
 """A row in each benchmark's published layout, invented."""
 
@@ -62,11 +72,60 @@ def read(name: str, path: str, **settings: Any) -> Task:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_row_of_the_published_layout_is_read_and_has_its_grader(name: str, tmp_path: Path) -> None:
     task = read(name, written(tmp_path, PUBLISHED[name]))
-    graders = {"gpqa": "choice", "livecodebench-v6": "livecodebench"}
+    graders = {"gpqa": "choice", "livecodebench-v6": "livecodebench", "oolong": "oolong"}
     code = name in ("humaneval", "mbpp", "bigcodebench")
     assert task.meta["grader"] == graders.get(name, "code" if code else "math")
     assert task.id.startswith(f"{name}/")
     assert "{" not in task.question.replace("\\boxed{}", "")
+
+
+def test_of_oolong_only_the_rows_of_the_paper_are_read_and_the_text_stays_apart(tmp_path: Path) -> None:
+    row = PUBLISHED["oolong"]
+    others = [{**row, "id": 15, "context_len": 1024}, {**row, "id": 16, "dataset": "spam"}]
+    again = {**row, "id": 17, "context_window_text": "User: 8 || What is it?", "context_window_id": 9}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, *others, again)), encoding="utf-8")
+    with pytest.warns(TaskWarning, match="has 2 rows, and oolong as published 50"):
+        tasks = FileTaskSettings(benchmark="oolong", path=str(file), evaluation_share=1).open().evaluation(9, 0)
+    assert {(task.question, task.meta["context"]) for task in tasks} == {
+        (row["question"], one["context_window_text"]) for one in (row, again)
+    }
+    assert {task.id for task in tasks} == {"oolong/14", "oolong/17"}
+
+
+def test_a_context_that_stands_apart_needs_the_tool_that_reads_it(tmp_path: Path) -> None:
+    file = tmp_path / "own.jsonl"
+    file.write_text(json.dumps({"context": "a plum", "question": "Which?", "answer": "plum"}) + "\n")
+    keys = [f"task.path={file}", "task.kind=file", "task.format=context", "task.grader=exact"]
+    recipe = load_recipe(None, keys)
+    with pytest.raises(RecipeError, match=r"own\.jsonl is a variable of the tool rlm.*: set rollout\.tools=rlm"):
+        recipe.task.check_rollouts(recipe)
+    recipe = load_recipe(None, [*keys, "rollout.tools=rlm", "task.evaluation_share=1"])
+    recipe.task.check_rollouts(recipe)
+    (task,) = recipe.task.build().evaluation(1, 0)
+    assert (task.question, task.meta["context"]) == ("Which?", "a plum")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reply", "worth"),
+    [
+        ("['entity']", "LABEL", "Label: entity", 1.0),
+        ("['entity']", "LABEL", "The most common label of all of them is entity", 1.0),
+        ("['entity']", "LABEL", "Label: abbreviation", 0.0),
+        ("[47]", "NUMERIC", "Answer: **47**", 1.0),
+        ("[47]", "NUMERIC", "Answer: 45", 0.75**2),
+        ("[47]", "USER", "User: 45", 0.0),
+        ("['more common than']", "COMPARISON", "Answer: entity is more common than human being", 1.0),
+        ("['more common than']", "COMPARISON", "Answer: entity is less common than human being", 0.0),
+        ("[datetime.date(2023, 6, 19)]", "DATE", "Date: Jun 19, 2023", 1.0),
+        ("[datetime.date(2023, 6, 19)]", "DATE", "Date: 2023-06-18", 0.0),
+    ],
+)
+def test_oolong_scores_numbers_that_are_close(answer: str, kind: str, reply: str, worth: float) -> None:
+    task = Task("t", "?", answer, meta={"answer_type": f"ANSWER_TYPE.{kind}"})
+    verdict = asyncio.run(OolongGrader().grade(task, Reply(reply)))
+    assert verdict.score == pytest.approx(worth)
+    assert verdict.right == (worth == 1.0)
 
 
 def test_each_benchmark_has_a_row_here_and_is_pinned_to_a_commit() -> None:
