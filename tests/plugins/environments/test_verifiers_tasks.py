@@ -21,7 +21,7 @@ from retcon.build import build_tasks
 from retcon.chat.families.hermes import render_call
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
-from retcon.tasks.environments.verifiers import VerifiersEnvironment
+from retcon.tasks.kinds.verifiers import VerifiersEnvironment
 
 pytestmark = pytest.mark.filterwarnings("default")  # the packages' own
 

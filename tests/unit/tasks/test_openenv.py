@@ -15,7 +15,7 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import ToolCall, Trajectory, Turn
-from retcon.tasks.environments import openenv
+from retcon.tasks.kinds import openenv
 from servers.answering import Answer, Asked, serving
 from servers.openenv import Lookout, playing
 

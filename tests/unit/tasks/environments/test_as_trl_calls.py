@@ -16,8 +16,8 @@ from retcon.core.types import Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.loop import run_rollout
-from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import Sessions
+from retcon.tasks.kinds.trl import Factory, MethodEnvironment
 from retcon.tasks.types import Task
 
 pytestmark = pytest.mark.torch  # transformers makes the schemas of tools

@@ -12,9 +12,9 @@ import pytest
 
 from retcon.core.errors import InfrastructureFault, RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, Turn
-from retcon.tasks.environments.methods import Factory, MethodEnvironment
 from retcon.tasks.environments.tasks import EnvironmentTasks, Sessions
 from retcon.tasks.environments.types import Rollback, classify_error, cleanup_on_error
+from retcon.tasks.kinds.trl import Factory, MethodEnvironment
 from retcon.tasks.types import Split, Task
 
 
