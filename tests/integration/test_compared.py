@@ -33,7 +33,7 @@ from retcon.report.comparison import (
     write_comparison,
 )
 from retcon.report.runs import Run
-from retcon.report.sheet import Sheet
+from retcon.report.tables import Sheet
 from retcon.runs.metrics import Metrics
 
 

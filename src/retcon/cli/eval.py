@@ -595,7 +595,7 @@ def audit(
     if recipe.engine.in_process:
         need_training()
     from retcon.evaluate.audit import RESULT, AuditJob, Size, run_audit
-    from retcon.report.audit import audit_sheets
+    from retcon.report.tables import audit_sheets
     from retcon.store.whole import write_whole
     from retcon.train.objective.shaping import comparable, shaped_rewards
 

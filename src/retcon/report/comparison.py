@@ -15,8 +15,7 @@ from retcon.evaluate.result import PASS_AT, Problem, Result, Setting, read_resul
 from retcon.evaluate.statistics import Interval, Paired, exactly, over_runs, over_seeds, paired, pass_at_k
 from retcon.report.plots import CURVES, Curve, draw_curves, running_mean
 from retcon.report.runs import Run, read_run, run_folder
-from retcon.report.sheet import Sheet, to_csv
-from retcon.report.tables import cell, number
+from retcon.report.tables import Sheet, cell, number, to_csv
 from retcon.store.whole import write_whole
 
 if TYPE_CHECKING:

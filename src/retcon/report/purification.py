@@ -13,7 +13,7 @@ from rich.text import Text
 
 from retcon.core.texts import counted
 from retcon.purify.offline import REASONS
-from retcon.report.sheet import ANY_WIDTH
+from retcon.report.tables import ANY_WIDTH
 from retcon.transcripts.purifier import Count, total
 from retcon.transcripts.verdicts import RULES
 

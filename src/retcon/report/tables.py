@@ -1,27 +1,149 @@
-"""Tables of comparisons and evaluations for the terminal."""
+"""Tables of comparisons, evaluations and audits: Markdown, CSV, LaTeX, terminal."""
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retcon.core.texts import counted
 from retcon.evaluate.card import EFFECT, PairedResults, as_text
 from retcon.evaluate.result import PASS_AT, K, Result, Setting
 from retcon.evaluate.statistics import Interval, exactly, over_problems, over_seeds, share_interval
 from retcon.report.plots import COLD_START, line_styles
 from retcon.report.runs import Comparison, Run
-from retcon.report.sheet import Sheet
 from retcon.store.whole import write_whole
+
+if TYPE_CHECKING:
+    from retcon.evaluate.audit import Audit, Verdict
+
+_LATEX = {c: rf"\{c}" for c in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}", "–": "--", "×": r"$\times$",
+    "Δ": r"$\Delta$", "±": r"$\pm$", "−": "$-$", "≥": r"$\geq$",
+}  # fmt: skip
+ANY_WIDTH = 10_000
+"""Characters, wider than any table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table with sections. columns: heads. sections: (title, rows of as many cells as columns). notes: below it."""
+
+    title: str
+    columns: tuple[str, ...]
+    sections: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]
+    notes: tuple[str, ...] = ()
+
+    def parts(self, most: int) -> Iterator[Sheet]:
+        """Split into sheets of at most `most` columns. The first column is in all, the notes are in the last."""
+        starts = range(1, len(self.columns), most)
+        for start in starts:
+            own = slice(start, start + most)
+            sections = tuple((title, tuple((row[0], *row[own]) for row in rows)) for title, rows in self.sections)
+            notes = self.notes if start == starts[-1] else ()
+            yield Sheet(self.title, (self.columns[0], *self.columns[own]), sections, notes)
+
+    def markdown(self, *, titled: bool = True) -> str:
+        """Render as Markdown, section titles as rows. titled: whether the sheet's title stands above."""
+        heads = [markdown_row(self.columns), "|---" + "|---:" * (len(self.columns) - 1) + "|"]
+        lines = [f"**{self.title}**", "", *heads] if titled else heads
+        for title, rows in self.sections:
+            lines.append(markdown_row((f"*{title}*", *[""] * (len(self.columns) - 1))))
+            lines += map(markdown_row, rows)
+        return "\n".join([*lines, "", *self.notes]) + "\n"
+
+    def latex(self) -> str:
+        """Render as a LaTeX tabular with booktabs' rules."""
+        heads = " & ".join(_escaped(head) for head in self.columns)
+        lines = [
+            rf"% {self.title}",
+            r"% \usepackage{booktabs}",
+            rf"\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}",
+        ]
+        lines += [r"\toprule", rf"{heads} \\"]
+        for title, rows in self.sections:
+            lines += [r"\midrule", rf"\multicolumn{{{len(self.columns)}}}{{l}}{{\emph{{{_escaped(title)}}}}} \\"]
+            lines += [" & ".join(map(_escaped, row)) + r" \\" for row in rows]
+        lines += [r"\bottomrule", r"\end{tabular}", *(f"% {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
+
+    def tables(self, console: Console) -> Iterator[Table]:
+        """Yield terminal tables that fit the console without folding numbers. Where not all columns fit, ranges that
+        would widen a column move to lines of their own."""
+        if _fits(whole := self.table(), console):
+            yield whole
+            return
+        narrow = self._stacked()
+        for most in range(max(1, len(self.columns) - 1), 0, -1):
+            tables = [part.table() for part in narrow.parts(most)]
+            if most == 1 or all(_fits(table, console) for table in tables):
+                yield from tables
+                return
+
+    def _stacked(self) -> Sheet:
+        """Put `.812 [.790–.834]` on two lines in cells longer than any half of one in their column."""
+        columns = list(zip(*(row for _, rows in self.sections for row in rows), strict=True))
+        widths = [
+            max(len(line) for cell in column for line in _broken_at_brackets(cell).split("\n")) for column in columns
+        ]
+
+        def narrow(row: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(c if len(c) <= w else _broken_at_brackets(c) for c, w in zip(row, widths, strict=True))
+
+        return replace(self, sections=tuple((title, tuple(map(narrow, rows))) for title, rows in self.sections))
+
+    def table(self) -> Table:
+        """Render for a console with markup off, as names may have brackets."""
+        table = Table(
+            title=self.title, title_justify="left", title_style="bold", box=box.HORIZONTALS, pad_edge=False,
+            caption="\n".join(self.notes), caption_justify="left",
+        )  # fmt: skip
+        table.add_column(self.columns[0], no_wrap=True)
+        for head in self.columns[1:]:
+            table.add_column(head, justify="right", overflow="fold")
+        for title, rows in self.sections:
+            table.add_row(Text(title, "italic dim"))
+            for row in rows:
+                table.add_row(*row, end_section=row is rows[-1])
+        return table
+
+
+def _fits(table: Table, console: Console) -> bool:
+    wide = console.options.update(width=ANY_WIDTH)
+    return console.measure(table, options=wide).maximum <= console.width
+
+
+def _broken_at_brackets(cell: str) -> str:
+    """`.812 [.790–.834]` on two lines."""
+    return cell.replace(" [", "\n[", 1)
+
+
+def to_csv(rows: Sequence[Sequence[object]]) -> str:
+    """Render rows as CSV, the first as heads; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
 
 LAST_STEPS = 10
 FEW_SAMPLES = 4
@@ -333,3 +455,47 @@ def _with_limits(difference: Interval) -> str:
 
 def _brief(value: object) -> str:
     return f"{as_text(value) or 'none':.120}"
+
+
+WAYS = {
+    "fresh": "a fresh try from the history before it",
+    "raw": "raw: after the failed call",
+    "fixed": "fixed: after what SAAR put in its place",
+    "raw - fresh": "what the failed call costs: raw − fresh",
+    "fixed - fresh": "what the repair brings: fixed − fresh",
+}
+
+
+def audit_sheets(audit: Audit) -> list[Sheet]:
+    """Tabulate the chances to pass and what each credit rule was worth."""
+    size, repaired = audit.size, [one for one in audit.calls if one.fixed is not None]
+    whole = sum(one.of_failure is not None and one.of_fix is not None for one in repaired)
+    lost = f" and that have replays of each (left out: {len(repaired) - whole})" if whole < len(repaired) else ""
+    title = f"{len(audit.calls)} failed calls, {size.replays} replays of each counterfactual"
+    passing = tuple((label, cell(audit.chances[name], 3)) for name, label in WAYS.items())
+    return [
+        Sheet(
+            title,
+            ("chance to pass", "mean"),
+            ((f"the {whole} of them that SAAR repaired{lost}", passing),),
+        ),
+        Sheet(
+            "Did the credit point the right way?",
+            ("rule", "right / wrong / no sign", "right of signs", "gain"),
+            tuple(
+                (on, tuple(_row(one) for one in audit.verdicts if one.on == on))
+                for on in dict.fromkeys(one.on for one in audit.verdicts)
+            ),
+            (
+                "Counted where the tokens made a difference in the replays. Gain: sign × difference in the chance to "
+                "pass, mean over all.",
+                f"Brackets: 95 % intervals, bootstrap over {len({one.task for one in audit.calls})} problems. "
+                f"{counted(audit.rollouts, 'rollout')}, {audit.failed} with a failed call; "
+                f"{counted(audit.lost, 'replay')} lost to faults.",
+            ),
+        ),
+    ]
+
+
+def _row(one: Verdict) -> tuple[str, ...]:
+    return (one.rule, f"{one.right} / {one.wrong} / {one.silent}", cell(one.share, 2), cell(one.gain, 3))

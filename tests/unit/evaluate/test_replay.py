@@ -35,7 +35,7 @@ from retcon.evaluate.audit import (
     verdict,
 )
 from retcon.purify.saar import Saar
-from retcon.report.audit import audit_sheets
+from retcon.report.tables import audit_sheets
 from retcon.rollout.context import RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.store import jsonl

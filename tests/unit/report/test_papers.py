@@ -21,7 +21,7 @@ from retcon.report.papers import types as spikes
 from retcon.report.papers.page import SHAPE_ONLY, PaperResults, StudyReport, all_figures, write_reproduction
 from retcon.report.papers.types import Claim, Ours, Paper, table
 from retcon.report.runs import Run
-from retcon.report.sheet import Sheet
+from retcon.report.tables import Sheet
 from retcon.runs.metrics import Metrics
 from retcon.store import jsonl
 

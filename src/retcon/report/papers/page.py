@@ -13,8 +13,7 @@ from retcon.evaluate.statistics import Interval
 from retcon.report.comparison import COMPARED, ArmRun, Arms, Figure, by_seed, caveat, difference, figures, note_left_out
 from retcon.report.papers.types import Claim, Extra, Ours, Paper, Study
 from retcon.report.plots import draw_curves
-from retcon.report.sheet import Sheet, markdown_row
-from retcon.report.tables import cell, number
+from retcon.report.tables import Sheet, cell, markdown_row, number
 from retcon.store.whole import storage_errors, write_whole
 
 FORMAT = 2
