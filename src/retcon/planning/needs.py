@@ -53,7 +53,7 @@ LINE_TOKEN = 45
 their evaluations had 32 without repairs and 42 with SAAR, where ids have up to four digits."""
 
 SCORED_KEYS = 1024
-"""Most keys for which a training in bfloat16 on a CPU keeps attention weights (`train.kernels.attention.SHORT`)."""
+"""Most keys for which a training in bfloat16 on a CPU keeps attention weights (`train.kernels.forward.SHORT`)."""
 GRAPHS = 4
 """Most copies of all rollouts' last states, or logits, that CUDA graphs keep on a GPU: two for their outputs, of this
 and of a smaller size, and two for their workspace. An estimate, not measured."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from retcon.core.types import Sample
 from retcon.train.kernels import layers as linear
-from retcon.train.kernels.attention import SHORT, attend, packed_attention
+from retcon.train.kernels.forward import SHORT, attend, packed_attention
 from retcon.train.kernels.layers import product, quick_linears, quick_norms
 from retcon.train.kernels.packing import pack
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from retcon.core.types import Sample
-from retcon.train.kernels.attention import attend, packed_attention
+from retcon.train.kernels.forward import attend, packed_attention
 from retcon.train.kernels.logprobs import learnt_logprobs
 from retcon.train.kernels.packing import pack
 
