@@ -12,9 +12,9 @@ import torch
 
 from engines import MAX_LEN, TOKENIZER, VOCAB, WINDOW, make_model, model_of, prompts, run
 from retcon.engine.local import forward as invariance
-from retcon.engine.local.drafts import REMEMBERED, Drafts
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.forward import DRAFTED, Step, thin_drafts
+from retcon.engine.local.requests import REMEMBERED, Drafts
 from retcon.engine.local.scheduler import EngineStats
 from retcon.engine.local.slabs import Place, Slab
 from retcon.engine.types import Generation, SamplingParams

@@ -19,9 +19,17 @@ import torch
 from torch import Tensor
 
 from retcon.engine.local.decoder import Decoder
-from retcon.engine.local.drafts import Drafts
 from retcon.engine.local.forward import AT_ONCE, CHUNK_LOGITS, FORWARD_IDS, Chunk, Output, Step, chunk_end, thin_drafts
-from retcon.engine.local.requests import AHEAD, GenerateCall, PromptCache, Request, ScoreCall, Token, common_prefix
+from retcon.engine.local.requests import (
+    AHEAD,
+    Drafts,
+    GenerateCall,
+    PromptCache,
+    Request,
+    ScoreCall,
+    Token,
+    common_prefix,
+)
 from retcon.engine.local.sampling import Sampler, entropies
 from retcon.engine.local.slabs import Memory, Place
 
