@@ -20,7 +20,7 @@ from retcon.rollout.context import RolloutLimits
 from retcon.train.batch import collate
 from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.logprobs import token_logprobs
-from retcon.train.objective.hindsight import with_hindsight
+from retcon.train.objective.contrast import with_hindsight
 from retcon.train.objective.tree import CreditedGroup, credit_groups
 from retcon.train.update import to_samples, update
 

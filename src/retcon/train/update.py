@@ -17,9 +17,14 @@ from retcon.train.batch import check_scored, computed_samples, minibatches
 from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.branpo import ending_advantages
-from retcon.train.objective.contrast import contrast_samples, dpo_metrics, with_online_dpo
+from retcon.train.objective.contrast import (
+    contrast_samples,
+    dpo_metrics,
+    make_hindsights,
+    with_hindsight,
+    with_online_dpo,
+)
 from retcon.train.objective.credit import average_shared, own_first_shared, token_advantages, weigh_by_entropy
-from retcon.train.objective.hindsight import make_hindsights, with_hindsight
 from retcon.train.objective.loss import Loss, Totals, average, imitation_loss, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask

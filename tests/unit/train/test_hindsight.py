@@ -13,7 +13,7 @@ from playing import LIMITS, call, play
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn, to_sample
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import DEFAULT
-from retcon.train.objective.hindsight import make_hindsights, with_hindsight
+from retcon.train.objective.contrast import make_hindsights, with_hindsight
 from retcon.train.update import to_samples, update
 
 BAD, GOOD, DONE = "print(6 * valu)", "print(6 * value)", "It is 42."
