@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import PurePath
 
 from retcon.core.types import Observation, ToolCall, Turn
+from retcon.purify.failing import has_program, is_lookup, is_program, words_of_name
 from retcon.purify.kept import prose, strip_references
 from retcon.purify.programs import (
     below,
@@ -27,7 +28,6 @@ from retcon.purify.programs import (
     works_out,
 )
 from retcon.purify.similarity import at_least
-from retcon.purify.tools import has_program, is_lookup, is_program, words_of_name
 from retcon.purify.words import comments, gives_up_plan, says_something, without_comments
 
 _MISSING = re.compile(r"name '(\w+)' is not defined")

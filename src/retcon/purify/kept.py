@@ -18,9 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retcon.core.types import TRAINED, Cut, Observation, Turn
-from retcon.purify.failing import user_follows
+from retcon.purify.failing import has_program, user_follows
 from retcon.purify.programs import parse
-from retcon.purify.tools import has_program
 from retcon.purify.words import (
     Sentence,
     absent,

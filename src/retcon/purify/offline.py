@@ -17,13 +17,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from retcon.core.types import Cut, Observation, RepairRecord, ToolCall, Trajectory, Turn
-from retcon.purify.failing import failed, lacks_outputs, run_end, run_starts, turn_does_nothing, user_follows, works
+from retcon.purify.failing import (
+    failed,
+    has_program,
+    is_lookup,
+    is_program,
+    lacks_outputs,
+    run_end,
+    run_starts,
+    turn_does_nothing,
+    user_follows,
+    works,
+)
 from retcon.purify.fixes import find_change, find_evasion, find_lost_plan, keeps_plan, line_of, misses_goal, shares_goal
 from retcon.purify.kept import Edit, Objection, References, apply_edits, prose
 from retcon.purify.programs import assertions, bound_before, effects, handlers, needs, reads
 from retcon.purify.similarity import at_least
 from retcon.purify.splice import can_be_shallow, program, purify
-from retcon.purify.tools import has_program, is_lookup, is_program
 from retcon.purify.words import find_references, says_something, takes_back
 
 _GIVEN = frozenset({*dir(builtins), "display", "get_ipython", "In", "Out", "exit", "quit", "__file__"})

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from retcon.core.programs import parse_program
+from retcon.core.texts import parse_program
 
 _MAGIC = re.compile(r"^[ \t]*[!%][^\n]*$", re.MULTILINE)
 _LONG = re.compile(r"0[xXoObB][\da-fA-F_]{3500}")

@@ -13,7 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from retcon.core.errors import RetconError
-from retcon.core.programs import parse_literal, parse_program
+from retcon.core.texts import parse_literal, parse_program
 from retcon.sandbox.types import Limits, Result, Sandbox
 
 FAULTS = (RetconError, OSError, ValueError)

@@ -17,11 +17,10 @@ from msgspec.structs import replace
 
 from retcon.chat.types import TextMessage
 from retcon.core.types import Message, Observation, Pair, Segment, ToolCall, Trajectory, Turn
-from retcon.purify.failing import FAILURES
+from retcon.purify.failing import FAILURES, NO_PROGRAM, is_runner, looks_up
 from retcon.purify.kept import Edit
 from retcon.purify.offline import RepairResult, Splice
 from retcon.purify.pairs import preference_pairs
-from retcon.purify.tools import NO_PROGRAM, is_runner, looks_up
 from retcon.purify.words import cut_spans, rewrite
 from retcon.transcripts.items import Thought, is_unlearnt, role_of
 from retcon.transcripts.types import Json, Speakers, json_in

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from retcon.core.codec import from_dict, to_dict
 from retcon.core.errors import RecordError, as_record_error
-from retcon.core.programs import error_line
+from retcon.core.texts import error_line
 from retcon.core.types import REPLACED, Origin, Pair, Trajectory, Turn, Written
 from retcon.purify.offline import Repairer, RepairResult
 from retcon.purify.splice import program

@@ -21,9 +21,9 @@ import msgspec
 from msgspec.structs import replace
 
 from retcon.core.errors import RecordError
-from retcon.core.programs import FILENAME
+from retcon.core.texts import FILENAME
 from retcon.core.types import Status, ToolCall, Trajectory
-from retcon.purify.tools import has_program, is_lookup, only_shows, runs_program
+from retcon.purify.failing import has_program, is_lookup, only_shows, runs_program
 
 
 class Verdict(NamedTuple):

@@ -29,7 +29,7 @@ from retcon.http.endpoints import RequestRefused, parse_body
 from retcon.purify import programs as names
 from retcon.purify import programs as reads
 from retcon.purify import programs as trees
-from retcon.purify.tools import does_nothing
+from retcon.purify.failing import does_nothing
 from retcon.purify.words import find_comment_references, find_references
 from retcon.report.transcript import _aligned, _prompt
 from retcon.sandbox.pool.paths import to_write

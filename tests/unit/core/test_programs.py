@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from retcon.core.programs import parse_literal, parse_program
+from retcon.core.texts import parse_literal, parse_program
 
 
 @pytest.mark.parametrize("code", ["print((1", "a\0", "\ud800", "(" * 5000, "-" * 100_000 + "1"])
@@ -17,8 +17,8 @@ def test_what_python_does_not_take_is_none(code: str) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        r"""from retcon.core.programs import parse_program; assert parse_program("print(1if 1else 2, '\\d')")""",
-        r"""from retcon.core.programs import parse_literal; assert parse_literal("['\\d']") is None""",
+        r"""from retcon.core.texts import parse_program; assert parse_program("print(1if 1else 2, '\\d')")""",
+        r"""from retcon.core.texts import parse_literal; assert parse_literal("['\\d']") is None""",
     ],
 )
 def test_python_says_nothing_of_odd_programs_and_lists(code: str) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from retcon.core.types import ToolCall
-from retcon.purify.tools import does_nothing, is_noop, is_program
+from retcon.purify.failing import does_nothing, is_noop, is_program
 
 
 @pytest.mark.parametrize(

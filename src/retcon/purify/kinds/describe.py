@@ -14,7 +14,7 @@ from pydantic import Field
 
 from retcon.config.schema import RepairSection
 from retcon.config.section import Positive
-from retcon.core.programs import error_line
+from retcon.core.texts import error_line
 from retcon.core.types import Observation, RepairRecord, Segment, Status, ToolCall, Turn, token_count
 from retcon.purify.failing import FAILURES, check_failures, has_failed
 from retcon.purify.kinds.saar import FailureStatus

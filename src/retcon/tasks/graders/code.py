@@ -31,7 +31,7 @@ from pydantic import Field
 from retcon.chat.markdown import find_blocks, find_calls
 from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, RetconError, SessionLost
-from retcon.core.programs import parse_program
+from retcon.core.texts import parse_program
 from retcon.core.types import Trajectory
 from retcon.sandbox.types import TOO_LONG, Limits, Result, Sandbox, Session
 from retcon.tasks.graders.text import visible_reply

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from retcon.core.programs import FILENAME, parse_literal, parse_program
+from retcon.core.texts import FILENAME, parse_literal, parse_program
 from retcon.tasks.types import Task
 
 # LiveCodeBench's private tests: JSON in a pickle, packed by zlib, as base64.

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Protocol, Self
 
 from retcon.core.errors import CheckpointRefused, InfrastructureFault, SessionLost
-from retcon.core.programs import error_line, parse_program
 from retcon.core.seeds import derive
+from retcon.core.texts import error_line, parse_program
 from retcon.core.types import Observation, ToolCall, ToolSpec
 from retcon.sandbox.jail.capture import cut_middle
 from retcon.sandbox.types import Limits, Result, Sandbox, Session
