@@ -34,8 +34,8 @@ from retcon.serve.harness import harness_fingerprint
 from retcon.store.fingerprint import fingerprint
 from retcon.tasks.registry import TaskSet
 from retcon.train.objective.branpo import find_contrasts
+from retcon.train.objective.credit import count_shared_states
 from retcon.train.objective.shaping import comparable, overlong_metrics
-from retcon.train.objective.steps import count_shared_states
 from retcon.train.objective.tree import compared_rewards, credit_groups, loss_share, tree_metrics
 from retcon.train.prompts import (
     LearntSamples,

@@ -24,11 +24,17 @@ from retcon.train.objective.contrast import (
     with_hindsight,
     with_online_dpo,
 )
-from retcon.train.objective.credit import average_shared, own_first_shared, token_advantages, weigh_by_entropy
+from retcon.train.objective.credit import (
+    average_shared,
+    own_first_shared,
+    spread_over_tokens,
+    step_advantages,
+    token_advantages,
+    weigh_by_entropy,
+)
 from retcon.train.objective.loss import Loss, Totals, average, imitation_loss, negative_spliced
 from retcon.train.objective.old_logprobs import Mismatch, kl_terms, recompute, with_reference
 from retcon.train.objective.shaping import in_failed_turns, is_masked, output_mask
-from retcon.train.objective.steps import spread_over_tokens, step_advantages
 from retcon.train.optim import learning_rate, step_optimizer
 from retcon.train.watch import check_finite, splice_metrics
 

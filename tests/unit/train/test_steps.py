@@ -6,7 +6,7 @@ import pytest
 
 from playing import call, play
 from retcon.core.types import history_ids, to_sample
-from retcon.train.objective.steps import count_shared_states, spread_over_tokens, step_advantages
+from retcon.train.objective.credit import count_shared_states, spread_over_tokens, step_advantages
 
 FAILS = {"print(vlue)": "error"}
 RIGHT, SPACED, WRONG = call("print(6*7)"), call("print( 6 * 7 )"), call("print(vlue)")
