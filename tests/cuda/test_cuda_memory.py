@@ -15,7 +15,7 @@ from engines import WINDOW, make_model, prompts, run
 from retcon.core.types import Sample
 from retcon.engine.local import engine as local_engine
 from retcon.engine.local.engine import LocalEngine
-from retcon.engine.local.machine import free_memory
+from retcon.engine.local.slabs import free_memory
 from retcon.engine.types import SamplingParams
 from retcon.models.placing import move_model
 from retcon.train.kernels.computing import Computing

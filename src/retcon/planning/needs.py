@@ -25,8 +25,7 @@ from retcon.engine.kinds.local import LocalSection
 from retcon.engine.local.attention import record_shapes
 from retcon.engine.local.fused import copied_parameters
 from retcon.engine.local.graphs import shared_rows
-from retcon.engine.local.machine import free_memory, resting_bytes
-from retcon.engine.local.slabs import kv_budget, slot_capacity
+from retcon.engine.local.slabs import free_memory, kv_budget, resting_bytes, slot_capacity
 from retcon.models.devices import LOGIT, Placement, activation_bytes, kv_heads, value_bytes
 from retcon.models.loading import empty_model, load_config
 from retcon.models.lora import Adapter

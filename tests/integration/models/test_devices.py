@@ -17,9 +17,8 @@ from retcon.core.errors import RecipeError
 from retcon.core.types import Sample
 from retcon.engine.local.attention import forward
 from retcon.engine.local.forward import Chunk, Invariance, Step, plan_forward
-from retcon.engine.local.machine import disable_cudnn, free_memory
 from retcon.engine.local.sampling import Sampler
-from retcon.engine.local.slabs import KeysAndValues, Memory
+from retcon.engine.local.slabs import KeysAndValues, Memory, disable_cudnn, free_memory
 from retcon.engine.types import SamplingParams
 from retcon.models import devices
 from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, supports_dtype

@@ -36,10 +36,18 @@ from retcon.chat.types import Tokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.local.decoder import Decoder, PackedDecoder, check_model, choose_decoder
 from retcon.engine.local.graphs import CudaRecorder, GraphDecoder
-from retcon.engine.local.machine import disable_cudnn, free_memory, keep_pages, limit_kernels, resting_bytes
 from retcon.engine.local.requests import GenerateCall, Request, ScoreCall
 from retcon.engine.local.scheduler import EngineStats, Scheduler
-from retcon.engine.local.slabs import Memory, kv_budget, slot_capacity
+from retcon.engine.local.slabs import (
+    Memory,
+    disable_cudnn,
+    free_memory,
+    keep_pages,
+    kv_budget,
+    limit_kernels,
+    resting_bytes,
+    slot_capacity,
+)
 from retcon.engine.types import Generation, SamplingParams, StopStrings, check_params
 from retcon.models.devices import disable_openmp_spin
 

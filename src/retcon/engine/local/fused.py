@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 
 from retcon.engine.local.attention import ForwardPlan
-from retcon.engine.local.machine import free_memory
+from retcon.engine.local.slabs import free_memory
 from retcon.models.devices import cpu_name
 
 if TYPE_CHECKING:

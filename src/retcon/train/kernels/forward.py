@@ -14,8 +14,7 @@ from torch.nn import functional
 
 from retcon.core.errors import CheckpointError, format_user_error
 from retcon.core.types import Sample
-from retcon.engine.local.machine import disable_cudnn, keep_pages
-from retcon.engine.local.slabs import attend_by_products, prefers_products
+from retcon.engine.local.slabs import attend_by_products, disable_cudnn, keep_pages, prefers_products
 from retcon.models.placing import backbone_of, eval_mode, output_head
 from retcon.train.batch import Batch, collate, micro_batches
 from retcon.train.kernels.computing import Computing
