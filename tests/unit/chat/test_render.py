@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import foreign
-from retcon.chat.chat import Chat
+from retcon.chat.chat import Chat, render
 from retcon.chat.families.hermes import render_call
-from retcon.chat.render import render
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import RecordError, TaskWarning
 from retcon.core.types import Observation, Sample, Segment, ToolCall, Trajectory, Turn, history_ids, to_sample

@@ -17,8 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeGuard, TypeVar
 
-from retcon.chat.chat import Chat
-from retcon.chat.render import render
+from retcon.chat.chat import Chat, render
 from retcon.chat.template import PROBED, RenderError
 from retcon.chat.types import REASONING, TextMessage, Tokenizer
 from retcon.core.codec import from_dict
