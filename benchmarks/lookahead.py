@@ -41,8 +41,7 @@ from retcon.tasks.kinds.numbers import Rates
 from retcon.tasks.registry import training_prompts
 from retcon.train.optim import torch_settings
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import GroupStream, open_rollouts
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights, GroupStream, open_rollouts
 
 
 async def roll_out(recipe: Recipe, start: Path, where: Placement, steps: int) -> list[Trajectory]:

@@ -50,9 +50,8 @@ from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.prompts import groups_to_train
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import GroupStream, TrainingRollouts, open_rollouts
+from retcon.train.rollouts import EngineWeights, GroupStream, TrainingRollouts, open_rollouts
 from retcon.train.sft import run_sft
-from retcon.train.sync import EngineWeights
 from retcon.train.update import to_samples, update
 
 ARMS = {

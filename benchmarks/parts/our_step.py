@@ -36,7 +36,7 @@ from retcon.sandbox.pool import SandboxPool
 from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 from retcon.train.update import to_samples, update
 
 OBSERVED_IDS = 16

@@ -40,7 +40,7 @@ from retcon.train.algorithms.dapo import Dapo
 from retcon.train.kernels.computing import Computing
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.optim import adamw
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 from retcon.train.update import minibatch_update
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -26,8 +26,8 @@ from retcon.train.kernels import forward
 from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.optim import adamw
+from retcon.train.rollouts import EngineWeights
 from retcon.train.sft import mean_loss, sft_step
-from retcon.train.sync import EngineWeights
 from retcon.train.update import update
 
 pytestmark = pytest.mark.torch

@@ -248,7 +248,7 @@ def handed_over(recipe: Recipe, lab: Lab) -> VLLM:
 
     from retcon.models.lora import Adapter
     from retcon.models.placing import start_model
-    from retcon.train.sync import EngineWeights
+    from retcon.train.rollouts import EngineWeights
 
     server_is, model = VLLM({"max_model_len": 4096, "rank": 8}), start_model(lab.base, 0)
     weights = EngineWeights(model, torch.float32, Adapter(model, recipe.lora, seed=0) if recipe.lora.rank else None)

@@ -29,8 +29,7 @@ from retcon.serve.harness import ModelEndpoint
 from retcon.tasks.types import Task
 from retcon.tools.kinds.rlm import INSTRUCTIONS
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.rollouts import TrainingRollouts, open_rollouts
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights, TrainingRollouts, open_rollouts
 from training import Ones
 
 Replies = Sequence[Reply] | Callable[[str, str, int], str]

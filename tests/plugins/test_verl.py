@@ -46,9 +46,8 @@ from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
 from retcon.train.prompts import StepGroups
 from retcon.train.rl import draw_groups
-from retcon.train.rollouts import GroupStream, open_rollouts
+from retcon.train.rollouts import EngineWeights, GroupStream, open_rollouts
 from retcon.train.sft import run_sft
-from retcon.train.sync import EngineWeights
 from retcon.train.update import learnt, minibatch_update
 from training import make_base, make_demonstrations, small_recipe
 

@@ -34,8 +34,7 @@ from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import comparable, is_masked, shaped_rewards
 from retcon.train.prompts import PromptStream, check_rate_bounds
-from retcon.train.rollouts import TrainingRollouts, open_rollouts
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights, TrainingRollouts, open_rollouts
 from retcon.train.update import learnt
 
 if TYPE_CHECKING:

@@ -39,8 +39,7 @@ from retcon.train.kernels.forward import batches_of, forwards
 from retcon.train.objective.old_logprobs import with_reference
 from retcon.train.optim import adamw, step_optimizer, torch_settings
 from retcon.train.prompts import PromptStream
-from retcon.train.rollouts import open_rollouts
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights, open_rollouts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

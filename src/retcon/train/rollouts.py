@@ -1,17 +1,22 @@
-"""Rollouts of a training run, from weights that change."""
+"""Rollouts of a training run, from weights that change: the engine's are kept equal to the trained ones."""
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
 
 from retcon.build import (
     build_chat,
@@ -30,12 +35,53 @@ from retcon.core.concurrency import cancel_all
 from retcon.core.errors import RecipeError
 from retcon.core.seeds import derive
 from retcon.core.types import TRAINED, Trajectory, count_first_tries
-from retcon.engine.types import CarriesOver, RemoteWeights, TrainableEngine
+from retcon.engine.types import Adapters, CarriesOver, RemoteWeights, TrainableEngine
+from retcon.models.lora import Adapter, merged_weight
 from retcon.rollout.context import MAX_LOST_SHARE, RolloutContext
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import Grade, TaskSet
 from retcon.tasks.types import Task
-from retcon.train.sync import EngineWeights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class EngineWeights:
+    """An engine's `model`, which `sync` updates from the trained one.
+
+    It is the trained model itself if that has weights of `dtype` and no adapters, else a copy without adapters.
+    Decoding thus never runs adapters, which costs a copy of every weight that they change; other weights of that dtype
+    are shared. adapters: those merged into it, for an engine elsewhere that takes them as such.
+    """
+
+    def __init__(self, trained: PreTrainedModel, dtype: torch.dtype, adapter: Adapter | None = None) -> None:
+        self.model = trained
+        self.adapters = None
+        # By id of a trained model's parameter: returns the value of the engine's copy.
+        sources: dict[int, Callable[[], Tensor]] = {id(p): p.detach for p in trained.parameters() if p.dtype != dtype}
+        if adapter is not None:
+            targets = sorted({name.rpartition(".")[2] for name, _, _ in adapter.layers()})
+            self.adapters = Adapters(adapter.rank, tuple(targets), adapter.save)
+            sources = {id(weight): partial(merged_weight, layer, weight) for _, layer, weight in adapter.layers()}
+        self._pairs: list[tuple[Tensor, Callable[[], Tensor]]] = []
+        if not sources:
+            return
+        # The copy of each parameter: a tied one is copied once, as it is one parameter.
+        memo: dict[int, Any] = {
+            id(p): nn.Parameter(p.detach().to(dtype, copy=id(p) in sources), requires_grad=False)
+            for p in trained.parameters()
+        }
+        self._pairs = [(memo[key], source) for key, source in sources.items()]
+        self.model = copy.deepcopy(trained, memo) if adapter is None else adapter.plain(memo)
+        self.model.eval()
+        self.sync()
+
+    @torch.no_grad()
+    def sync(self) -> None:
+        """Copy the trained weights over, in place. The engine's cache under the old ones is then useless."""
+        for target, source in self._pairs:
+            target.copy_(source())
+
 
 EVALUATED = ("eval_pass_rate", "eval_failed_calls", "eval_first_try_failure_rate", "eval_tokens")
 NOT_EVALUATED: Mapping[str, float | None] = {**dict.fromkeys(EVALUATED), "eval_rollouts": 0}

@@ -32,7 +32,7 @@ from retcon.runs.tracking import tracking
 from retcon.store.whole import whole_folder, write_json
 from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,8 +25,7 @@ from retcon.models.placing import start_model
 from retcon.runs import folder as cost
 from retcon.tasks.types import Task
 from retcon.train.rl import run_rl
-from retcon.train.rollouts import TrainingRollouts, open_rollouts, rollouts_for
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights, TrainingRollouts, open_rollouts, rollouts_for
 from training import Ones, small_recipe
 
 pytestmark = pytest.mark.torch

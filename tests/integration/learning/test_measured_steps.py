@@ -29,7 +29,7 @@ from retcon.tasks.types import Task
 from retcon.train import measuring as module
 from retcon.train.measuring import Measurement, measure_evaluation, measure_rl, measure_updates
 from retcon.train.prompts import PromptStream
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 from training import Graded, Ones, make_base
 
 pytestmark = pytest.mark.torch

@@ -18,7 +18,7 @@ from transformers import (
 
 from retcon.config.schema import LoraSection
 from retcon.models.lora import Adapter
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 
 pytestmark = pytest.mark.torch
 IDS = torch.arange(24).view(2, 12)

@@ -21,7 +21,7 @@ from retcon.config.schema import ALL_LINEAR, LoraSection
 from retcon.core.errors import CheckpointError, MissingExtra, RecipeError
 from retcon.models.lora import Adapter, check_lora
 from retcon.train.optim import adamw
-from retcon.train.sync import EngineWeights
+from retcon.train.rollouts import EngineWeights
 
 pytestmark = pytest.mark.torch
 CONFIG = Qwen3Config(vocab_size=31, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
