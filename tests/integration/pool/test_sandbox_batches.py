@@ -13,8 +13,7 @@ from retcon.core.types import ToolCall
 from retcon.sandbox.pool import SandboxPool
 from retcon.sandbox.types import Limits, Program, ProgramOptions, Result
 from retcon.tasks.kinds.numbers import PROGRAMS
-from retcon.tools.batches import BatchRunner, leaves_nothing
-from retcon.tools.kinds.python import PythonTool
+from retcon.tools.kinds.python import BatchRunner, PythonTool, leaves_nothing
 
 LIMITS = Limits(cpu_seconds=2.0)
 ALIKE = [

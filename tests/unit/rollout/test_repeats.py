@@ -10,8 +10,7 @@ import pytest
 
 from retcon.core.types import Observation, ToolCall
 from retcon.sandbox.types import Limits, Result
-from retcon.tools.batches import LONGEST
-from retcon.tools.kinds.python import Python, PythonSessions, PythonTool, ResultCache, is_deterministic
+from retcon.tools.kinds.python import LONGEST, Python, PythonSessions, PythonTool, ResultCache, is_deterministic
 from retcon.tools.loading import ToolSetup
 
 OK = Result("ok", stdout="2\n", exit_code=0, seconds=0.5)
