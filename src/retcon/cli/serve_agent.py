@@ -128,11 +128,10 @@ async def _serve(
     from dataclasses import replace
 
     from retcon.build import build_engine_chat, build_policy, build_repair, open_context
-    from retcon.engine.threaded import ThreadedEngine
     from retcon.engine.types import Connectable, NamedEngine, TextEngine
     from retcon.http import server
     from retcon.serve import app
-    from retcon.serve.agent import Agent
+    from retcon.serve.agent import Agent, ThreadedEngine
     from retcon.serve.recording import Record
     from retcon.store.whole import lock_folder
 

@@ -16,8 +16,8 @@ from engines import MAX_LEN, TOKENIZER, model_of, prompts
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import EngineError
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.engine.threaded import ThreadedEngine
 from retcon.engine.types import Generation, Generator, SamplingParams
+from retcon.serve.agent import ThreadedEngine
 from servers.agent import MODEL, context_of, serving, user
 
 PATIENCE = 60.0

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from retcon.core.breaker import CircuitBreaker
+from retcon.http.client import CircuitBreaker
 
 
 @dataclass(frozen=True, slots=True)
