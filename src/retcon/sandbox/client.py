@@ -20,11 +20,10 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from retcon.core.breaker import CircuitBreaker
 from retcon.core.concurrency import gather_or_cancel
 from retcon.core.errors import CheckpointRefused, SandboxUnavailable, SessionLost
 from retcon.core.texts import is_url
-from retcon.http.client import ConnectionFailed, HttpClient, HttpResponse
+from retcon.http.client import CircuitBreaker, ConnectionFailed, HttpClient, HttpResponse
 from retcon.sandbox.types import (
     TIERS,
     HostFunction,

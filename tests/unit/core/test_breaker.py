@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from retcon.core.breaker import CircuitBreaker
+from retcon.http.client import CircuitBreaker
 
 
 def test_after_a_fault_one_request_probes_and_its_answer_opens() -> None:

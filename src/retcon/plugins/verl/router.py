@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from retcon.core.breaker import CircuitBreaker
+from retcon.http.client import CircuitBreaker
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0
 """Seconds that a server gets no requests after it failed one; long enough for the fault of a probe to get here."""
