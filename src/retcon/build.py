@@ -14,8 +14,8 @@ from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.installing import how_to_install
 from retcon.core.types import ToolSpec
 from retcon.engine.types import Adapters, Connectable, EngineSetup, Generator, SamplingParams, TrainableEngine
-from retcon.purify.mixing import Probes, Schedule, constant
 from retcon.purify.types import Repair
+from retcon.rollout.context import Probes, Schedule, constant
 from retcon.rollout.lengths import DerivedLength, context_of, count_prompt_ids, derive_lengths, open_keys, with_lengths
 from retcon.rollout.strategy import Strategy
 from retcon.sandbox.types import Limits, Sandbox, SessionBounds

@@ -15,9 +15,8 @@ from retcon.core.errors import InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Provenance, Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
-from retcon.rollout.context import HarnessResult, RolloutContext
+from retcon.rollout.context import HarnessResult, RolloutContext, is_purified
 from retcon.rollout.group import rollout_group
 from retcon.tasks.types import Task
 

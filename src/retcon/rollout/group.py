@@ -13,8 +13,7 @@ from retcon.core.errors import CheckpointRefused, InfrastructureFault
 from retcon.core.seeds import derive
 from retcon.core.types import Branch, Provenance, Trajectory, token_count
 from retcon.engine.types import ForkableEngine, Generation, TextEngine
-from retcon.purify.mixing import is_purified
-from retcon.rollout.context import RolloutContext
+from retcon.rollout.context import RolloutContext, is_purified
 from retcon.rollout.loop import Watch, run_rollout
 from retcon.rollout.strategy import Measured, Point, Strategy, Uncertainty, uncertainty
 from retcon.tasks.registry import Grade, try_grade, with_returned_reply

@@ -20,10 +20,9 @@ from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.errors import SandboxUnavailable
 from retcon.core.types import Turn, history_ids, to_sample
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.purify.similarity import similarity
-from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.context import RolloutContext, RolloutLimits, is_purified
 from retcon.rollout.group import rollout_group
 from retcon.sandbox.types import Result
 from retcon.tools.kinds.python import PythonTool

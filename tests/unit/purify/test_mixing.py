@@ -11,9 +11,8 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.core.types import Observation, Segment, Trajectory, Turn
 from retcon.engine.kinds.scripted import ScriptedEngine
-from retcon.purify.mixing import Probes, Schedule, constant, is_purified, linear
 from retcon.purify.saar import Saar
-from retcon.rollout.context import RolloutContext
+from retcon.rollout.context import Probes, RolloutContext, Schedule, constant, is_purified, linear
 from retcon.rollout.group import rollout_group
 from retcon.tools.scripted import ScriptedTool
 

@@ -22,10 +22,9 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, Trajectory
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation
-from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
 from retcon.purify.types import Repair
-from retcon.rollout.context import RolloutContext
+from retcon.rollout.context import RolloutContext, is_purified
 from retcon.rollout.group import rollout_group
 from retcon.rollout.strategies.aepo import Aepo
 from retcon.rollout.strategies.arpo import Arpo

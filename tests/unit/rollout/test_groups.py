@@ -17,9 +17,8 @@ from retcon.core.seeds import derive
 from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, history_ids
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
-from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
-from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext
+from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext, is_purified
 from retcon.rollout.group import rollout_group
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.strategy import Measured, Point

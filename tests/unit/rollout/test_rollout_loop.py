@@ -14,9 +14,8 @@ from retcon.core.errors import EngineError
 from retcon.core.types import Segment, Trajectory, Turn, history_ids, to_sample
 from retcon.engine.kinds.scripted import ScriptedEngine
 from retcon.engine.types import Generation
-from retcon.purify.mixing import is_purified
 from retcon.purify.saar import Saar
-from retcon.rollout.context import RolloutContext, RolloutLimits
+from retcon.rollout.context import RolloutContext, RolloutLimits, is_purified
 from retcon.rollout.group import rollout_group, rollout_groups
 from retcon.rollout.loop import TurnLookahead, run_rollout, truncate_to
 from retcon.tasks.types import Task
