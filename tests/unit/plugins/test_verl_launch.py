@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from retcon.plugins.verl.environment import add_environment
+from retcon.plugins.verl.settings import add_environment
 
 RECIPES = Path(__file__).parents[3] / "recipes/verl"
 

@@ -20,8 +20,7 @@ from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
 from retcon.engine.types import Generation, SamplingParams
-from retcon.plugins.verl.choosing import unpack
-from retcon.plugins.verl.output import to_output
+from retcon.plugins.verl.choosing import to_output, unpack
 from retcon.plugins.verl.settings import Lengths
 from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, ServerEngine, Shared, VerlRollout
 from retcon.rollout.context import RolloutContext, RolloutLimits

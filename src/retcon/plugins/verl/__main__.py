@@ -32,7 +32,7 @@ def main(config: Any) -> None:
         f"{' '.join(recipe.sandbox.url) or 'of their own'}",
         flush=True,
     )
-    os.environ["RAY_RUNTIME_ENV_HOOK"] = "retcon.plugins.verl.environment.add_environment"
+    os.environ["RAY_RUNTIME_ENV_HOOK"] = "retcon.plugins.verl.settings.add_environment"
     from verl.trainer import main_ppo
 
     main_ppo.main.__wrapped__(config)

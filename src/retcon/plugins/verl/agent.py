@@ -7,7 +7,7 @@ from typing import Any
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput, register
 
 from retcon.core.errors import InfrastructureFault
-from retcon.plugins.verl.output import to_output
+from retcon.plugins.verl.choosing import to_output
 from retcon.plugins.verl.shared import shared
 
 
