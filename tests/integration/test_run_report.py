@@ -343,3 +343,19 @@ def test_of_a_run_that_repairs_nothing_no_more_is_read_than_is_shown(tmp_path: P
     jsonl.write(own / "trajectories/step-000002.jsonl", [trajectory("numbers/a/0", FIX)])
     first, others = some_trajectories(view(own, "own"))
     assert (first, [one.id for one in others]) == (None, ["numbers/a/0"])
+
+
+def test_a_panel_of_the_users_own_is_a_part_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("panel_of_mine.py").write_text(
+        "from retcon.report.page import Panel\n"
+        "BEST = Panel('best', 'Best & <last>', lambda runs: f'<p>{max(s[\"reward\"] for s in runs[0].metrics)}</p>')\n"
+        "BROKEN = Panel('broken', 'Broken', lambda runs: runs[9])\n"
+    )
+    out = learning(tmp_path / "own")
+    report(out, "--panel", "panel_of_mine:BEST")
+    assert "<h2>Best &amp; &lt;last&gt;</h2>\n<p>0.75</p>" in (out / "report/report.html").read_text()
+    with pytest.raises(RecordError, match=r"panel 'broken' raised IndexError: .*panel_of_mine.py:3"):
+        report(out, "--panel", "panel_of_mine:BROKEN")
+    with pytest.raises(RecordError, match=r"is not an instance of retcon\.report\.page\.Panel: it is the class"):
+        report(out, "--panel", "panel_of_mine:Panel")

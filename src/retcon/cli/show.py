@@ -304,16 +304,20 @@ def report(
             help="Where the page goes. Default: report/ in RUN if there is only one, otherwise runs/report.",
         ),
     ] = None,
+    panel: Annotated[
+        list[str] | None, typer.Option("--panel", metavar="PATH", help="A further part, such as my_module:MY_PANEL.")
+    ] = None,
 ) -> None:
     """Make a page about runs, finished or not: curves, figures, trajectories, how to repeat them."""
     from retcon.config.load import recipe_to_toml
-    from retcon.report.page import PAGE, draw_runs, is_runs_page, runs_page
+    from retcon.report.page import PAGE, draw_runs, is_runs_page, panels_of, runs_page
     from retcon.report.plots import need_matplotlib
     from retcon.report.runs import some_trajectories, unique_names, view
     from retcon.store.whole import storage_errors, write_whole
 
     viewed = [view(folder, name) for name, folder in unique_names(runs).items()]
     need_matplotlib()
+    panels = panels_of(panel or ())
     out = out or (runs[0] / "report" if len(runs) == 1 else Path("runs/report"))
     recipes = {name: out / file for name, file in _recipe_names([run.name for run in viewed]).items()}
     repeated = {run.name: _repeat_commands(run, recipes[run.name]) for run in viewed}
@@ -331,7 +335,8 @@ def report(
     shown = {run.name: some_trajectories(run) for run in viewed}
     commands = [line for _, lines in repeated.values() for line in lines]
     links = _write_shown(viewed, shown, out)
-    page = runs_page(viewed, {curve: file.read_bytes() for curve, file in pictures.items()}, shown, commands, links)
+    drawn = {curve: file.read_bytes() for curve, file in pictures.items()}
+    page = runs_page(viewed, drawn, shown, commands, links, panels)
     write_whole(out / PAGE, page)
     for file, text in written.items():
         write_whole(file, text)

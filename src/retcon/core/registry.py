@@ -37,6 +37,7 @@ FOLDERS: Mapping[str, str] = {
     "transcript_format": "retcon.transcripts.formats",
     "dialect": "retcon.transcripts.formats",
     "tracker": "retcon.runs.trackers",
+    "panel": "retcon.report.page",
 }
 """Each kind of plug-in, with the package (or module) that holds those shipped."""
 

@@ -6,14 +6,15 @@ import base64
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from retcon.core.errors import RecordError
+from retcon.core.errors import RecordError, reraise_as
+from retcon.core.registry import InstanceRegistry
 from retcon.core.texts import counted
 from retcon.core.types import REPLACED, Trajectory, Turn
 from retcon.evaluate.result import PASS_AT, Result, Setting
@@ -246,15 +247,36 @@ def _values(run: RunSummary, curve: Curve) -> np.ndarray | None:
     return found if known.size and (known.any() or curve.metric in ZERO_SAYS) else None
 
 
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A part of a page of runs: a heading and its HTML.
+
+    html: makes it from the runs, "" for none; it escapes their texts (`html.escape`).
+    """
+
+    name: str
+    title: str
+    html: Callable[[Sequence[RunSummary]], str]
+
+
+PANELS = InstanceRegistry("panel", RecordError, base=Panel)
+
+
+def panels_of(names: Sequence[str]) -> list[Panel]:
+    """Return the shipped and installed panels, then those named. Raises RecordError."""
+    return list(dict.fromkeys([*PANELS.all(), *map(PANELS.find, names)]))
+
+
 def runs_page(
     runs: Sequence[RunSummary],
     pictures: Mapping[Curve, bytes],
     shown: Mapping[str, tuple[Trajectory | None, Sequence[Trajectory]]],
     commands: Sequence[str],
     links: Mapping[str, Mapping[str, str]] | None = None,
+    panels: Sequence[Panel] = (),
 ) -> str:
     """Return the whole page; texts from runs are escaped. pictures: PNGs. shown: run to `some_trajectories`. commands:
-    what repeats the runs. links: run to the links of trajectories, by id."""
+    what repeats the runs. links: run to the links of trajectories, by id. Raises RecordError for a panel that fails."""
     going = [run for run in runs if not run.finished]
     title = ", ".join(run.name for run in runs)
     parts = [
@@ -265,8 +287,10 @@ def runs_page(
         FIRST,
         _runs_table(runs),
     ]
-    if any(run.result for run in runs):
-        parts += ["<h2>Evaluation</h2>", _evaluations(runs)]
+    for panel in panels:
+        with reraise_as(RecordError, f"panel '{panel.name}'"):
+            if part := panel.html(runs):
+                parts += [f"<h2>{escape(panel.title)}</h2>", part]
     if any(run.metrics for run in runs):
         parts += ["<h2>Curves</h2>", curves_of(pictures, 1)]
     for name, (first, others) in shown.items():
@@ -318,6 +342,8 @@ def _rows(runs: Sequence[RunSummary], rows: Sequence[tuple[str, list[str]]]) -> 
 
 def _evaluations(runs: Sequence[RunSummary]) -> str:
     evaluated = [run for run in runs if run.result is not None]
+    if not evaluated:
+        return ""
     rows: list[tuple[str, list[str]]] = []
     by_sampling = [_by_sampling(run.result) for run in evaluated if run.result]
     for sampled in dict.fromkeys(key for settings in by_sampling for key in settings):
@@ -334,6 +360,9 @@ def _evaluations(runs: Sequence[RunSummary]) -> str:
         rows.append((f"problems{differ}, {at}", ["–" if s is None else f"{len(s.problems):,}" for s in found]))
     note = '<p class="soft">Ranges: 95 %, bootstrap over problems.</p>'
     return _table(evaluated, rows) + note
+
+
+EVALUATION = Panel("evaluation", "Evaluation", _evaluations)
 
 
 def _by_sampling(result: Result) -> dict[tuple[float, float, int], Setting]:
