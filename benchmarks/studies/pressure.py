@@ -45,7 +45,10 @@ def rollouts(arm: Path, until: int) -> Iterator[Trajectory]:
 
 
 def measured(found: Iterable[Trajectory]) -> tuple[float | None, ...]:
-    """Return e, f, s, h, the share of right rollouts, the push, and its estimate; None where nothing is counted."""
+    """Return e, f, s, h, what is right, and the push, measured and estimated.
+
+    None where nothing is counted.
+    """
     called = [(one, *calls) for one in found if (calls := first_calls(one)) is not None]
     failed = [(one, kept) for one, first, kept in called if first.failures]
     clean = [one for one, first, _ in called if not first.failures]
@@ -67,7 +70,7 @@ def measured(found: Iterable[Trajectory]) -> tuple[float | None, ...]:
 
 
 def first_calls(one: Trajectory) -> tuple[Turn, Turn] | None:
-    """Return the first turn with calls as sampled, and as it stands in the history."""
+    """Return the first turn with calls, as sampled and in the history."""
     turn = next((turn for turn in one.turns if any(tried.calls for tried in turn.raw())), None)
     return None if turn is None else (next(tried for tried in turn.raw() if tried.calls), turn)
 
