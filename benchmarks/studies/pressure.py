@@ -45,9 +45,9 @@ def rollouts(arm: Path, until: int) -> Iterator[Trajectory]:
 
 
 def measured(found: Iterable[Trajectory]) -> tuple[float | None, ...]:
-    """Return e, f, s, h, what is right, and the push, measured and estimated.
+    """Measure an arm's rollouts.
 
-    None where nothing is counted.
+    Returns e, f, s, h, the share that is right, the push, and its estimate; None where nothing is counted.
     """
     called = [(one, *calls) for one in found if (calls := first_calls(one)) is not None]
     failed = [(one, kept) for one, first, kept in called if first.failures]
