@@ -27,7 +27,7 @@ QUESTION = "What is the capital of France?"
 SYSTEM = "Answer in one word."
 TEXT = "Water boils at 100 degrees, and ice melts at 0.\n\tif x >= 10:\n\t\treturn f'{x:.2f}'  # Größe → naïve, 東京"
 ENGLISH = "The sun rises in the east and sets in the west. There are seven days in a week and twelve months in a year."
-CONTINUATION = 24
+CONTINUATION = 12
 """Tokens of the greedy answer."""
 
 
@@ -177,7 +177,7 @@ def _template(template: Template | None) -> Iterator[str]:
 
 def _check_finite(folder: Path, model: PreTrainedModel) -> None:
     for name, tensor in model.named_parameters():
-        if not bool(torch.isfinite(tensor).all()):
+        if not bool(torch.isfinite(torch.linalg.vector_norm(tensor, ord=math.inf))):  # in one pass, without a copy
             raise CheckpointError(f"{folder}: the weights of {name} are not all finite")
 
 
