@@ -195,11 +195,13 @@ def read_template(folder: Path) -> Source | None:
     """
     config, files = folder / "tokenizer_config.json", (folder / FOR_TOOLS, folder / "chat_template.jinja")
     file = next((file for file in files if file.is_file()), None)
+    reading = config
     try:
         about = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        reading = file or config
         text = None if file is None else file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder}: the chat template cannot be read: {error}") from error
+        raise CheckpointError(f"{reading}: the chat template cannot be read: {error}") from error
     if not isinstance(about, dict):
         raise CheckpointError(f"{config} is not an object")
     where = str(file)
