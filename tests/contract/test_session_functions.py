@@ -9,7 +9,9 @@ import pytest
 from test_sandbox_contract import pytestmark  # noqa: F401
 
 from retcon.sandbox.jail.session.functions import ENDED, HEADER, MAX_BYTES, MAX_OPEN, HostChannel
-from retcon.sandbox.types import Limits, Result, Sandbox, check_functions
+from retcon.sandbox.pool import SandboxPool
+from retcon.sandbox.pool.session import RunningCells
+from retcon.sandbox.types import Limits, Program, Result, Sandbox, SessionBounds, check_functions
 from sandboxes import SANDBOXES, Opened
 
 tiers = pytest.mark.parametrize("opened", [name for name in SANDBOXES if name != "http"], indirect=True)
@@ -179,3 +181,58 @@ def test_a_call_above_the_size_that_is_allowed_closes_the_channel(channel: HostC
     assert channel.receive() == []
     assert not channel.reads
     assert channel.theirs.recv(1) == b""
+
+
+@tiers
+def test_an_opening_runs_before_the_first_cell_and_one_that_fails_is_a_fault(opened: Opened) -> None:
+    async def main(sandbox: Sandbox) -> list[Result]:
+        found = []
+        for code in ("word = open('a.txt').read()", "1 / 0"):
+            session = await sandbox.session(opening=Program(code, files={"a.txt": b"tea"}))
+            await session.checkpoint()
+            found.append(await session.run("word"))
+            await session.close()
+        return found
+
+    right, wrong = opened.run(main)
+    assert (right.value, right.status, wrong.status) == ("'tea'", "ok", "infrastructure")
+    assert "the session cannot be opened: " in wrong.stderr
+    assert "ZeroDivisionError: division by zero" in wrong.stderr
+
+
+def test_sessions_whose_cells_call_functions_follow_one_another_in_few_workers() -> None:
+    """A cell that goes on comes before those that begin, or each would have a worker of its own."""
+    workers = set()
+
+    async def main() -> None:
+        async with SandboxPool(2, sessions=SessionBounds(16)) as pool:
+
+            async def one() -> None:
+                session = await pool.session(functions={"upper": upper}, opening=Program("text = 'a'"))
+                assert (await session.run("upper(text)")).value == "'A'"
+                workers.add(session.worker)
+                await session.close()
+
+            await asyncio.gather(*(one() for _ in range(16)))
+            assert pool.open_sessions == 0
+
+    asyncio.run(main())
+    assert len(workers) <= 8
+
+
+def test_a_cancelled_cell_gives_its_turn_to_the_next() -> None:
+    async def main() -> None:
+        running = RunningCells(1)
+        await running.acquire()
+        begins, goes_on, last = (asyncio.ensure_future(running.acquire(going_on=n == 1)) for n in range(3))
+        await asyncio.sleep(0)
+        running.release()  # to the one that goes on, which is cancelled before it wakes
+        goes_on.cancel()
+        await begins
+        assert not last.done()
+        last.cancel()
+        await asyncio.wait([goes_on, last])
+        running.release()
+        await asyncio.wait_for(running.acquire(), 1)
+
+    asyncio.run(main())

@@ -306,10 +306,11 @@ class _RemoteSandbox(StartedSandbox):
         limits: Limits | None = None,
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
+        opening: Program | None = None,
     ) -> Session:
-        """Open a session with retries; see `Sandbox.session`. Raises ValueError for functions."""
+        """Open a session with retries; see `Sandbox.session`. Raises ValueError for functions and an opening."""
         check_seed(seed)
-        if functions:
+        if functions or opening is not None:
             raise ValueError(
                 "functions: a sandbox elsewhere cannot call functions of this process: run it here (no sandbox.url)"
             )

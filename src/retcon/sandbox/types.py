@@ -288,6 +288,7 @@ class Sandbox(Protocol):
         limits: Limits | None = None,
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
+        opening: Program | None = None,
     ) -> Session:
         """Open a fresh interpreter that keeps its state.
 
@@ -299,9 +300,11 @@ class Sandbox(Protocol):
             limits: of each cell; None: the sandbox's.
             seed: like `Program.seed`, once at the start.
             functions: of the host, by name. A remote sandbox supports none.
+            opening: a cell that runs just before the first one, which is a fault of the sandbox where it fails. A
+                remote sandbox supports none.
 
-        Raises ValueError for an invalid function name, SandboxUnavailable if there is no room for another session, or
-        the sandbox is not open.
+        Raises ValueError for an invalid function name or opening, SandboxUnavailable if there is no room for another
+        session, or the sandbox is not open.
         """
         ...
 

@@ -167,13 +167,14 @@ class SandboxPool(StartedSandbox):
         limits: Limits | None = None,
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
+        opening: Program | None = None,
     ) -> PoolSession:
         """Open a session; see `Sandbox.session`."""
         self._refuse_other_loops()
         self._fleet.check_open()
         check_seed(seed)
         check_functions(functions or {})
-        session = await self._sessions.open(limits or self.limits, seed, functions)
+        session = await self._sessions.open(limits or self.limits, seed, functions, opening)
         try:
             self._fleet.check_open()  # it may have waited for a place until the pool was closed
         except SandboxUnavailable as closed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -77,13 +78,46 @@ def _encoded(program: Program, tier: str, folders: Sequence[str]) -> dict[str, s
     return {name: base64.b64encode(files[name]).decode() for name in to_write(files, tier, folders)}
 
 
+class RunningCells:
+    """Semaphore of running cells; those that go on after a function come before those that begin.
+
+    Else a cell that calls a function would end after all others have begun, each in a worker of its own.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = most
+        self._going_on = deque[asyncio.Future[None]]()
+        self._beginning = deque[asyncio.Future[None]]()
+
+    async def acquire(self, *, going_on: bool = False) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        (self._going_on if going_on else self._beginning).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        for waiting in (self._going_on, self._beginning):
+            while waiting:
+                if not (turn := waiting.popleft()).done():
+                    turn.set_result(None)
+                    return
+        self._free += 1
+
+
 class RunningSlot:
     """A running cell's slot, which others get while it waits for functions.
 
     (A function may itself run cells, as a rollout below this one does.)
     """
 
-    def __init__(self, running: asyncio.Semaphore) -> None:
+    def __init__(self, running: RunningCells) -> None:
         self._running = running
         self._held = False
         self._waiting = 0
@@ -105,7 +139,7 @@ class RunningSlot:
         finally:
             self._waiting -= 1
         if not self._waiting and not self._held:
-            await self._running.acquire()
+            await self._running.acquire(going_on=True)
             self._held = True
             if self._waiting:  # another thread has called meanwhile
                 self._give()
@@ -142,11 +176,17 @@ FIXED = ("memory_mb", "file_mb", "open_files", "processes")  # they cannot be ra
 class PoolSession:
     """Session of a pool, made by `Sessions.open`; implements `Session`.
 
-    Its worker starts with the first cell, whose imports choose it; earlier checkpoints are made then.
+    Its worker starts with the first cell, whose imports choose it; the opening runs and earlier checkpoints are made
+    then, so that sessions which each have one cell follow one another in a few workers.
     """
 
     def __init__(
-        self, limits: Limits, seed: int | None, sessions: Sessions, functions: Mapping[str, HostFunction]
+        self,
+        limits: Limits,
+        seed: int | None,
+        sessions: Sessions,
+        functions: Mapping[str, HostFunction],
+        opening: Program | None,
     ) -> None:
         self.id = uuid.uuid4().hex
         self.memory = 0
@@ -155,6 +195,7 @@ class PoolSession:
         self._seed = seed
         self._sessions = sessions
         self._functions = functions
+        self._opening = cell(opening, limits, limits.file_mb, *sessions.paths()) if opening else None
         self._one = asyncio.Lock()
         self._users = 0
         self._lost: SessionLost | None = None
@@ -209,6 +250,12 @@ class PoolSession:
         self.worker = worker = await self._sessions.start(code, opening)
         if self._ended:  # meanwhile, when there was no worker to end
             worker.kill()
+        if self._opening is not None:
+            answer = await self._ask(worker, self._opening, self._limits.wall_seconds + BACKSTOP_SECONDS)
+            outcome = None if answer is None else answer.outcome
+            if outcome is None or outcome.status != "ok":
+                why = str(self._lost) if outcome is None else outcome.stderr.strip()[-ERROR_CHARS:] or outcome.status
+                raise SandboxUnavailable(f"the session cannot be opened: {why}")
         for name in self._checkpoints:
             await self._keep(worker, name)
         return worker
@@ -354,7 +401,7 @@ class Sessions:
         self.start = start
         self.give_back = give_back
         self.paths = paths
-        self.running = asyncio.Semaphore(running)
+        self.running = RunningCells(running)
         self._bounds = bounds
         self._memory = total_memory() // 2 if bounds.memory_mb is None else bounds.memory_mb << 20
         self._places = asyncio.Semaphore(bounds.open)
@@ -364,9 +411,13 @@ class Sessions:
         return len(self._open)
 
     async def open(
-        self, limits: Limits, seed: int | None = None, functions: Mapping[str, HostFunction] | None = None
+        self,
+        limits: Limits,
+        seed: int | None = None,
+        functions: Mapping[str, HostFunction] | None = None,
+        opening: Program | None = None,
     ) -> PoolSession:
-        """Open a session. Raises SandboxUnavailable."""
+        """Open a session. Raises SandboxUnavailable, and ValueError for an invalid opening."""
         try:
             async with asyncio.timeout(self._bounds.wait_seconds):
                 await self._places.acquire()
@@ -375,7 +426,11 @@ class Sessions:
                 f"the sandbox has {counted(self._bounds.open, 'session')} at a time, and none was closed within "
                 f"{self._bounds.wait_seconds:g} s: close some, or open the pool with more (sessions=SessionBounds(…))"
             ) from None
-        session = PoolSession(limits, seed, self, functions or {})
+        try:
+            session = PoolSession(limits, seed, self, functions or {}, opening)
+        except ValueError:
+            self._places.release()
+            raise
         self._open[session] = None
         self.start_idle_timer(session)
         return session

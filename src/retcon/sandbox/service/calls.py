@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from retcon.core.errors import SandboxBusy, SandboxUnavailable
 from retcon.http.endpoints import RETRY_AFTER_SECONDS, Gate, RequestRefused
 from retcon.sandbox.pool.paths import inside_scratch, to_write
-from retcon.sandbox.types import HostFunction, Limits, Result, Sandbox, Session, Tier
+from retcon.sandbox.types import HostFunction, Limits, Program, Result, Sandbox, Session, Tier
 
 MIB = 1 << 20
 
@@ -137,6 +137,7 @@ class ServedSandbox(Sandbox, Protocol):
         limits: Limits | None = None,
         seed: int | None = None,
         functions: Mapping[str, HostFunction] | None = None,
+        opening: Program | None = None,
     ) -> ServedSession: ...
 
 

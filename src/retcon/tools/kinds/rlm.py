@@ -9,9 +9,9 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from retcon.core.errors import MissingExtra, RecipeError, SandboxUnavailable
+from retcon.core.errors import MissingExtra, RecipeError
 from retcon.core.types import Observation, ToolCall, ToolSpec
-from retcon.sandbox.types import Limits, Sandbox, Session
+from retcon.sandbox.types import Limits, Program, Sandbox
 from retcon.tools.kinds.python import ObservationFormatter, PythonSession
 from retcon.tools.loading import ToolKind, ToolSetup
 from retcon.tools.schema import python_spec
@@ -106,20 +106,11 @@ class _Sessions:
 
     async def open(self, trajectory: str) -> OpenTool:
         functions = _Functions(self._model)
-        start = partial(_start, self._sandbox, self._limits, functions)
+        opening = Program(_START, files={"context.json": msgspec.json.encode(self._model.context)})
+        start = partial(self._sandbox.session, limits=self._limits, functions=functions.by_name, opening=opening)
         session = await RlmSession.open(start, self._formatter, trajectory)
         session.functions = functions
         return session
-
-
-async def _start(sandbox: Sandbox, limits: Limits | None, functions: _Functions, *, seed: int) -> Session:
-    """Open a session with the input in it. Raises SandboxUnavailable, ValueError."""
-    session = await sandbox.session(limits=limits, seed=seed, functions=functions.by_name)
-    result = await session.run(_START, files={"context.json": functions.encoded_context})
-    if result.status != "ok":
-        await session.close()
-        raise SandboxUnavailable(f"the input cannot be loaded: {result.stderr.strip()[-400:] or result.status}")
-    return session
 
 
 class _Functions:
@@ -129,7 +120,6 @@ class _Functions:
         self.call = ""
         self.submitted: str | None = None
         self._model = model
-        self.encoded_context = msgspec.json.encode(model.context)
         self.by_name = {
             "llm_query": self._one(model.complete),
             "llm_query_batched": self._all(model.complete),
