@@ -3,6 +3,7 @@
 
 benchmarks/view.py make 100000 runs/view          # a run folder with that many rollouts, about 6 KB each
 benchmarks/view.py index runs/view                # MB/s, and the slowest of 200 filters and searches
+benchmarks/view.py page runs/view                 # the page's times and memory: playwright, CHROMIUM, psutil
 benchmarks/view.py pictures runs/ours runs/theirs docs/img   # of docs/view.md: playwright, CHROMIUM=its path
 benchmarks/view.py against runs/view inspect      # beside `inspect view`: playwright, CHROMIUM, inspect-ai, psutil
 benchmarks/view.py storing recipes/mini/cleaner.toml MODEL runs/storing   # a training with all stored against nothing
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import random
+import re
 import resource
 import socket
 import statistics
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from retcon.core.types import (
     Observation,
@@ -42,6 +44,8 @@ from retcon.store.members import write_members
 
 GROUP, PROMPTS = 16, 8
 TEMPLATES = 480
+LONG = 1_100_000
+"""Makes the last line 1 MB; the others have 9,300 bytes."""
 ERRORS = (
     ("NameError", "name 'undefined_total' is not defined", "print(undefined_total)"),
     ("IndexError", "list index out of range", "print(values[17])"),
@@ -95,10 +99,10 @@ def called(
     )  # fmt: skip
 
 
-def template(number: int) -> bytes:
+def template(number: int, count: int = 2) -> bytes:
     rng = random.Random(number)
     turns = []
-    for _ in range(2):
+    for _ in range(count):
         error = ERRORS[rng.randrange(3)] if rng.random() < 0.25 else None
         code = program(rng, "")
         if error is None:
@@ -135,6 +139,7 @@ def template(number: int) -> bytes:
 def make(count: int, out: Path) -> None:
     """Write a run folder of so many rollouts."""
     templates = [template(number) for number in range(TEMPLATES)]
+    long = template(1, 2 * LONG * TEMPLATES // sum(map(len, templates)))
     folder = out / "trajectories"
     folder.mkdir(parents=True, exist_ok=True)
     of_a_step = GROUP * PROMPTS
@@ -145,7 +150,7 @@ def make(count: int, out: Path) -> None:
         for member in range(min(of_a_step, count - written)):
             number = written = written + 1
             prompt, index = divmod(member, GROUP)
-            line = templates[number * 7 % TEMPLATES]
+            line = long if number == count else templates[number * 7 % TEMPLATES]
             task = (step * PROMPTS + prompt) % 500
             line = line.replace(b"@ID@", b"weighted/%d/%d/%d" % (task, step, index)).replace(b"@T@", b"%d" % task)
             line = line.replace(b"@NNNN@", b"%06d" % number).replace(b"777777", b"%d" % step)
@@ -180,13 +185,13 @@ def timed(work: Callable[[], object]) -> float:
 QUERIES: tuple[dict[str, Any], ...] = (
     {}, {"text": "zebrafish"}, {"text": "undefined_total"}, {"text": "total", "field": "code"}, {"failed": True},
     {"error": "NameError"}, {"step": (30, 30)}, {"dropped": True}, {"repair": "deep"}, {"verdict": "wrong"},
-    {"group": "weighted/12/4"}, {"sort": "-tokens"}, {"failed": True, "sort": "-advantage"},
+    {"group": "weighted/36/4"}, {"sort": "-tokens"}, {"failed": True, "sort": "-advantage"},
     {"text": "index out of range", "field": "output", "verdict": "right"}, {"repair": "none", "sort": "-seconds"},
 )  # fmt: skip
 
 
-def measure_index(run: Path) -> None:
-    """Build the index anew; then the CPU time of a page of rows and their counts: median, most, found, query."""
+def build_index(run: Path) -> Index:
+    """Build the index anew; print how fast."""
     (run / "index.sqlite").unlink(missing_ok=True)
     files = sorted((run / "trajectories").iterdir())
     cpu = time.process_time()
@@ -197,6 +202,12 @@ def measure_index(run: Path) -> None:
     raw = sum(len(line) for file in files for line in _lines(file))
     print(f"indexed {count:,} rollouts, {raw / 1e6:.0f} MB, in {took:.1f} s ({cpu:.1f} CPU-s): {raw / 1e6 / took:.0f} "
           f"MB/s ({raw / 1e6 / cpu:.0f} a CPU-second); index {index.path.stat().st_size / 1e6:.0f} MB")  # fmt: skip
+    return index
+
+
+def measure_index(run: Path) -> None:
+    """Build the index anew; then the CPU time of a page of rows and their counts: median, most, found, query."""
+    index = build_index(run)
     times: list[float] = []
     for about in QUERIES:
         query = Query(**about)
@@ -364,9 +375,7 @@ def wait_for(port: int) -> None:
 
 def visit(page: Any, name: str, address: str) -> dict[str, float]:
     """Time first row, filter, rollout and second visit of a page. Seconds, the filter's after its last key; and MB of
-    the largest renderer."""
-    import psutil
-
+    the largest renderer, before the page and after the rollout."""
     cell = ROWS[name]
 
     def since(began: float, until: str) -> float:
@@ -377,6 +386,7 @@ def visit(page: Any, name: str, address: str) -> dict[str, float]:
         f"() => {{ const e = document.querySelector('{cell}'); return !!e && e.getBoundingClientRect().height > 0 }}"
     )
     alone = f"() => document.querySelectorAll('{cell}').length == 1"
+    empty = renderer_memory()
     began = time.perf_counter()
     page.goto(address, wait_until="commit")
     figures = {"first row": since(began, shown)}
@@ -394,12 +404,89 @@ def visit(page: Any, name: str, address: str) -> dict[str, float]:
     page.click(cell)
     figures["opened"] = since(began, "() => document.body.innerText.includes('The totals are checked')")
     page.wait_for_timeout(500)
-    renderers = [p for p in psutil.Process().children(recursive=True) if "--type=renderer" in " ".join(p.cmdline())]
-    figures["renderer MB"] = max(p.memory_info().rss for p in renderers) / 1e6
+    figures |= {"renderer MB": renderer_memory(), "renderer MB of an empty page": empty}
     page.goto("about:blank")
     began = time.perf_counter()
     page.goto(address, wait_until="commit")
     return {**figures, "second visit": since(began, shown)}
+
+
+def renderer_memory() -> float:
+    """Return the MB of the browser's largest renderer."""
+    import psutil
+
+    renderers = [p for p in psutil.Process().children(recursive=True) if "--type=renderer" in " ".join(p.cmdline())]
+    return max(float(p.memory_info().rss) for p in renderers) / 1e6
+
+
+TIMED = """async ([where, total, first]) => {
+  const began = performance.now(), text = (selector) => document.querySelector(selector)?.innerText.trim();
+  location.hash = where;
+  while (total ? text(".status b") !== total || text("#row0 [data-column=name]") !== first
+               : document.querySelectorAll(".turn").length !== first) {
+    if (performance.now() - began > 20000) throw new Error(`${where}: ${text(".status b")} of ${total}, ${first}`);
+    await new Promise(requestAnimationFrame);
+  }
+  document.body.getBoundingClientRect();
+  return (performance.now() - began) / 1000;
+}"""
+"""Seconds from a change of the page's address until its list, or its rollout of so many turns, is laid out."""
+
+
+def measure_page(run: Path, rounds: int) -> None:
+    """Time the page of a made run: its first row, filters and searches, a long rollout; and its memory."""
+    from playwright.sync_api import sync_playwright
+
+    index = build_index(run)
+    wanted: list[tuple[str, str | None, Any]] = []
+    for query in QUERIES:
+        step = {"step": str(query["step"][0])} if "step" in query else {}
+        where = "#/list?" + urlencode({name: 1 if value is True else value for name, value in query.items()} | step)
+        found = Query(**query)
+        wanted.append((where, f"{index.counts(found).total:,}", index.rows(found, 1)[0]["name"]))
+    long = index.rows(Query(sort="-tokens"), 1)[0]
+    index.close()
+    shown = f"() => document.querySelector('{ROWS['retcon']}')"
+    words = [sys.executable, "-m", "retcon", "view", str(run), "--port", "0", "--token", "t"]
+    figures: dict[str, list[float]] = {}
+
+    def add(name: str, value: float) -> None:
+        figures.setdefault(name, []).append(value)
+
+    with sync_playwright() as playwright:
+        for _ in range(rounds):
+            browser = playwright.chromium.launch(executable_path=os.environ["CHROMIUM"], args=["--no-sandbox"])
+            page = browser.new_context(bypass_csp=True, viewport={"width": 1400, "height": 900}).new_page()
+            add("renderer of an empty page, MB", renderer_memory())
+            began = time.perf_counter()
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
+                try:
+                    address = (server.stdout or sys.stdin).readline().strip()
+                    for name in ("first row after the command, s", "first row of a second visit, s"):
+                        page.goto(address, wait_until="commit")
+                        page.wait_for_function(shown, polling="raf")
+                        add(name, time.perf_counter() - began)
+                        page.goto("about:blank")
+                        began = time.perf_counter()
+                    page.goto(address)
+                    page.wait_for_function(shown, polling="raf")
+                    for where in wanted * 14:
+                        add("a filter or search, s", page.evaluate(TIMED, where))
+                    add("renderer with the list, MB", renderer_memory())
+                    for _ in range(3):
+                        where = ("#/one/0/" + str(long["id"]), None, long["turns"])
+                        add("a rollout of 1 MB, s", page.evaluate(TIMED, where))
+                        page.evaluate(TIMED, wanted[0])
+                    add("renderer after the rollouts, MB", renderer_memory())
+                    status = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
+                    add("server at most, MB", int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024 / 1e6)
+                finally:
+                    server.terminate()
+            browser.close()
+    for name, values in figures.items():
+        values.sort()
+        print(f"{name}: median {statistics.median(values):.2f}, 95th percentile {values[int(len(values) * 0.95)]:.2f}, "
+              f"most {values[-1]:.2f} of {len(values)}")  # fmt: skip
 
 
 def main() -> None:
@@ -409,6 +496,9 @@ def main() -> None:
     one.add_argument("count", type=int)
     one.add_argument("out", type=Path)
     commands.add_parser("index").add_argument("run", type=Path)
+    one = commands.add_parser("page")
+    one.add_argument("run", type=Path)
+    one.add_argument("--rounds", type=int, default=3)
     one = commands.add_parser("pictures")
     one.add_argument("ours", type=Path)
     one.add_argument("theirs", type=Path)
@@ -426,6 +516,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.command == "make":
         make(given.count, given.out)
+    elif given.command == "page":
+        measure_page(given.run, given.rounds)
     elif given.command == "pictures":
         take_pictures(given.ours, given.theirs, given.out)
     elif given.command == "against":

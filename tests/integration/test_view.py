@@ -191,7 +191,7 @@ def test_a_rollout_is_redacted_and_deleted_and_its_link_still_finds_it(address: 
     assert send(address + "api/change", run=0, id=3, text="print(1)")["count"] == 2
     again = get(address + "api/row?run=0&id=3&name=zoo/1/2")
     assert (again["name"], again["id"] != 3) == ("zoo/1/2", True)
-    assert "[redacted]" in json.dumps(get(address + f"api/line?run=0&id={again['id']}"))
+    assert "[redacted]" in json.dumps(get(address + "api/line?run=0&id=3&name=zoo/1/2"))
     send(address + "api/change", run=0, id=again["id"])
     assert len(list(jsonl.read(run / "trajectories/step-000001.jsonl"))) == 300
 
@@ -315,6 +315,13 @@ def test_by_keyboard_from_a_search_to_the_tokens_of_a_splice(page: Any) -> None:
     assert "higher penalty" in page.inner_text("table")
     page.keyboard.press("g")
     page.wait_for_selector(".curve canvas")
+
+
+def test_what_a_search_finds_is_shown_before_its_counts(page: Any) -> None:
+    page.wait_for_selector("[data-column=name]")
+    page.route("**/api/counts?text=*", lambda route: None)  # which are not answered
+    page.fill("#search", "zebra")
+    page.wait_for_selector("[aria-rowcount='2'] [data-column=name]")
 
 
 def test_text_of_a_trajectory_is_text(page: Any) -> None:

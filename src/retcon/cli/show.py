@@ -71,6 +71,7 @@ def view(
         opened.bind(("127.0.0.1", port))
     except OSError:
         opened.bind(("127.0.0.1", 0))
+    opened.listen()  # a browser that opens the address at once waits instead of being refused
     port, token = opened.getsockname()[1], token or new_token()
     typer.echo(f"http://127.0.0.1:{port}/{token}/")
     typer.echo(f"from another machine: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}   then open that address")

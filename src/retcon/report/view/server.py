@@ -368,13 +368,16 @@ def make_app(viewer: Viewer, token: str) -> web.Application:
     def of_run(work: Callable[[IndexedRun, dict[str, str]], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
         return answering(lambda _, asked: work(viewer.run(asked.get("run", "")), asked))
 
+    def of_rollout(work: Callable[[IndexedRun, int], Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+        return of_run(lambda run, asked: work(run, viewer.found(run, asked)["id"]))
+
     app = web.Application(client_max_size=1 << 20)
     app.router.add_get(f"/{token}/api/runs", answering(lambda *_: viewer.overview()))
     app.router.add_get(f"/{token}/api/rows", answering(lambda _, asked: viewer.rows(asked)))
     app.router.add_get(f"/{token}/api/counts", answering(lambda _, asked: viewer.counts(asked)))
     app.router.add_get(f"/{token}/api/metrics", of_run(lambda run, _: viewer.metrics(run)))
-    app.router.add_get(f"/{token}/api/line", of_run(lambda run, asked: viewer.line(run, int(asked["id"]))))
-    app.router.add_get(f"/{token}/api/tokens", of_run(lambda run, asked: viewer.tokens(run, int(asked["id"]))))
+    app.router.add_get(f"/{token}/api/line", of_rollout(viewer.line))
+    app.router.add_get(f"/{token}/api/tokens", of_rollout(viewer.tokens))
     app.router.add_get(f"/{token}/api/notes", of_run(lambda run, _: viewer.notes(run)))
     app.router.add_get(f"/{token}/api/row", of_run(viewer.found))
     app.router.add_get(f"/{token}/api/steps", of_run(viewer.steps))

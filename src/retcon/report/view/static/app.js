@@ -48,11 +48,11 @@ async function post(what, about) {
   if (!answer.ok) throw new Error(found.error || answer.statusText);
   return found;
 }
-// The answer to the newest question; an older one that comes late is dropped.
+// The answer to the newest question; an older one that comes late is dropped. Before the paint: it waits for no frame.
 function useAnswer(what, about, again = 0) {
   const key = what + JSON.stringify(about);
   const [state, set] = useState({});
-  useEffect(() => {
+  useLayoutEffect(() => {
     let over = false;
     if (what) ask(what, about).then(
       (found) => over || set({ key, found }),
@@ -77,11 +77,23 @@ const NAMES = { 27: "␛", 0: "␀", 8: "␈", 13: "␍", 12: "␌" };
 const visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g,
   (c) => NAMES[c.charCodeAt(0)] || `⟨${c.charCodeAt(0).toString(16).padStart(4, "0")}⟩`);
 const SHOWN = 20000;
+// Code gets its colours when it comes into sight: those of a long rollout are tens of thousands of elements.
+const sight = new IntersectionObserver((entries) => entries.forEach((entry) => entry.isIntersecting && entry.target.seen()));
+function useSeen() {
+  const box = useRef(), [seen, set] = useState(false);
+  useLayoutEffect(() => {
+    const at = box.current, end = () => sight.unobserve(at);
+    at.seen = () => { end(); set(true); };
+    sight.observe(at);
+    return end;
+  }, []);
+  return [box, seen];
+}
 function Text({ text, code = false, find = "" }) {
-  const [all, setAll] = useState(false);
+  const [all, setAll] = useState(false), [box, seen] = useSeen();
   const cut = !all && text.length > SHOWN;
   const shown = visible(cut ? text.slice(0, SHOWN) : text);
-  return html`<pre class=${code ? "code" : "text"} dir="auto">${code && shown.length <= SHOWN * 5 ? highlighted(shown, find) : marked(shown, find)}</pre>
+  return html`<pre class=${code ? "code" : "text"} dir="auto" ref=${box}>${code && seen && shown.length <= SHOWN * 5 ? highlighted(shown, find) : marked(shown, find)}</pre>
     ${cut && html`<button class="more" onClick=${() => setAll(true)}>show all ${text.length.toLocaleString()} characters</button>`}`;
 }
 function marked(text, find) {
@@ -119,16 +131,18 @@ const SORTABLE = new Set(["name", "step", "reward", "failures", "turns", "tokens
 const one = (row, query = {}) => address("one", [row.run, row.id], { ...query, name: row.name });
 const ROW = 30, PAGE = 100;
 
-function usePages(query, total, again) {
-  const key = JSON.stringify(query);
+// Rows by their places; those of the query before it until they come. The first page says how many there are if it is
+// the only one, so that a search that finds little waits for no counts.
+function usePages(query, counted, again) {
+  const key = JSON.stringify(query) + again;
   const pages = useRef({ key: "", at: new Map() });
   const [, redraw] = useState(0);
-  if (pages.current.key !== key + again) pages.current = { key: key + again, at: new Map(), old: pages.current };
+  if (pages.current.key !== key) pages.current = { key, at: new Map(), old: pages.current.old || pages.current };
   const held = pages.current;
-  return (index) => {
+  const row = (index) => {
     const page = Math.floor(index / PAGE);
     if (!held.at.has(page)) {
-      held.at.set(page, []);
+      held.at.set(page, null);
       if (held.at.size > 60) held.at.delete(held.at.keys().next().value);
       ask("rows", { ...query, offset: page * PAGE, limit: PAGE }).then((rows) => {
         held.at.set(page, rows);
@@ -136,16 +150,18 @@ function usePages(query, total, again) {
         if (pages.current === held) redraw((n) => n + 1);
       }, () => {});
     }
-    return held.at.get(page)?.[index - page * PAGE] || held.old?.at?.get(page)?.[index - page * PAGE];
+    return held.at.get(page)?.[index - page * PAGE] || held.old?.at.get(page)?.[index - page * PAGE];
   };
+  row(0);
+  const first = held.at.get(0)?.length ?? counted;
+  return [row, first < PAGE ? first : Math.max(first, counted)];
 }
 
 function List({ query, runs }) {
   const tick = useTick(5);
   const running = runs.some((run) => !run.finished || run.indexing);
   const counted = useAnswer("counts", query, running ? tick : 0);
-  const total = counted.found?.total ?? 0;
-  const row = usePages(query, total, total);
+  const [row, total] = usePages(query, counted.found?.total ?? 0, running ? tick : 0);
   const box = useRef(), head = useRef();
   const [view, setView] = useState({ from: 0, count: 40 });
   const [chosen, choose] = useState(0);
@@ -230,7 +246,7 @@ function Filters({ query, counts, error, runs }) {
   const search = (value) => {
     setText(value);
     clearTimeout(typed.current);
-    typed.current = setTimeout(() => amend({ text: sent.current = value }), 60);
+    typed.current = setTimeout(() => amend({ text: sent.current = value }), 40);
   };
   const field = (name, label, more = {}) => html`<label>${label}<input value=${query[name] || ""} onChange=${(e) => amend({ [name]: e.target.value.trim() })} ...${more} /></label>`;
   return html`<form class="filters" onSubmit=${(e) => e.preventDefault()} aria-label="filters">
@@ -266,12 +282,12 @@ const codeOf = (call) => typeof call.arguments === "string" ? call.arguments : c
 
 function One({ run, id: given, name, find, runs }) {
   const [changed, setChanged] = useState(0);
-  const row = useAnswer("row", { run, id: given, name }, changed).found;
-  const id = row?.id ?? given;
-  const line = useAnswer(row && "line", { run, id }, changed);
-  const tokens = useAnswer(row && "tokens", { run, id }, changed);
   const [mode, setMode] = useState("text");
-  const made = line.found;
+  const about = { run, id: given, name };
+  const row = useAnswer("row", about, changed).found;
+  const line = useAnswer("line", about, changed);
+  const tokens = useAnswer(mode === "tokens" && "tokens", about, changed);
+  const made = line.found, id = row?.id;
   useEffect(() => {
     const keyed = (event) => {
       if (event.target.matches?.("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -283,7 +299,7 @@ function One({ run, id: given, name, find, runs }) {
     return () => removeEventListener("keydown", keyed);
   }, [made]);
   if (line.error) return html`<main class="one"><p class="error" role="alert">${line.error}</p></main>`;
-  if (!made || line.key !== "line" + JSON.stringify({ run, id })) return html`<main class="one"><p>…</p></main>`;
+  if (!made || !row || line.key !== "line" + JSON.stringify(about)) return html`<main class="one"><p>…</p></main>`;
   const training = made.training || {}, step = made.provenance?.step;
   const facts = [
     ["reward", html`<b class=${made.reward > 0 ? "right" : made.reward == null ? "" : "wrong"}>${number(made.reward)}</b>`], ["judged", made.reason], ["answer", made.answer],
@@ -299,7 +315,7 @@ function One({ run, id: given, name, find, runs }) {
     <${Tree} run=${run} row=${row} made=${made} />
     ${!offline && html`<${Note} run=${run} id=${made.id} /><${Change} run=${run} id=${id} done=${() => setChanged((n) => n + 1)} />`}
     ${mode === "raw" ? html`<${Text} text=${JSON.stringify(made, null, 1)} find=${find} />`
-      : mode === "tokens" ? html`<${Tokens} made=${made} pieces=${tokens.found} />`
+      : mode === "tokens" ? tokens.found === undefined && !tokens.error ? html`<p>…</p>` : html`<${Tokens} made=${made} pieces=${tokens.found} />`
       : html`<details open><summary>prompt</summary><${Text} text=${made.prompt.map((s) => s.text).join("")} find=${find} /></details>
         ${made.turns.map((turn, n) => html`<${Turn} turn=${turn} number=${n + 1} run=${run} id=${id} find=${find} checkpoint=${runs[run]?.checkpoint} />`)}`}
   </main>`;

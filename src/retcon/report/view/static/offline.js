@@ -86,8 +86,7 @@ function counted(rows) {
   return { total: rows.length, facets, indexing: false };
 }
 async function line(about) {
-  const row = all()[about.run].rows.find((one) => one.id === +about.id);
-  if (!row) throw new Error("there is no such rollout in this export");
+  const row = answers.row(about);
   return JSON.parse((await chunk(about.run, row.chunk)).lines[row.id]);
 }
 const answers = {
