@@ -27,6 +27,9 @@ Columns = Annotated[
     list[str] | None,
     typer.Option("--column", metavar="FIELD=COLUMN", help="Which column holds what, as [bold]question=text[/]."),
 ]
+FormatName = Annotated[
+    str, typer.Option("--format", metavar="NAME", help="Convention of the columns: gsm8k, verl, … or my_module:MINE.")
+]
 GraderName = Annotated[str, typer.Option("--grader", help="Grader of rows that name none: math, exact, choice, code.")]
 SplitName = Annotated[str, typer.Option("--split", help="Read only the rows of this split.")]
 SubsetName = Annotated[str, typer.Option("--subset", help="Of a data set of the hub: its subset, such as main.")]
@@ -50,6 +53,7 @@ def check(
         typer.Option("--against", metavar="FILE", help="An evaluation that it must not overlap with; may be repeated."),
     ] = None,
     column: Columns = None,
+    format: FormatName = "",
     grader: GraderName = "",
     split: SplitName = "",
     subset: SubsetName = "",
@@ -65,8 +69,8 @@ def check(
     from retcon.tasks.data.check import check as look
 
     settings = settings_of(
-        path=file, columns=columns_of(column or []), grader=grader, split=split, subset=subset, revision=revision,
-        against=tuple(against or ()),
+        path=file, columns=columns_of(column or []), format=format or "auto", grader=grader, split=split, subset=subset,
+        revision=revision, against=tuple(against or ()),
     )  # fmt: skip
     report = look(settings, _counter(model) if model is not None else None)
     console = Console(highlight=False, markup=False)
@@ -255,6 +259,7 @@ def export(
         ),
     ] = None,
     column: Columns = None,
+    format: FormatName = "",
     grader: GraderName = "",
     split: SplitName = "",
     subset: SubsetName = "",
@@ -286,8 +291,8 @@ def export(
     select, own_seed = None, 0
     others: list[str] = []
     if recipe:
-        _check_no_file_options({"--share": share, "--column": column, "--grader": grader, "--split": split,
-                          "--subset": subset, "--revision": revision, "--system": system,
+        _check_no_file_options({"--share": share, "--column": column, "--format": format, "--grader": grader,
+                          "--split": split, "--subset": subset, "--revision": revision, "--system": system,
                           "--against": against})  # fmt: skip
         whole = load_recipe(recipe)
         found = find_stage(whole, stage, f"--stage {stage}").recipe if stage else whole
@@ -298,8 +303,8 @@ def export(
         tasks, select = build_tasks(found), found.select
         own_seed = found.evaluate.seed if evaluation else found.run.seed
     else:
-        about = {"columns": columns_of(column or []), "grader": grader, "split": split, "subset": subset,
-                 "revision": revision, "system": system, "against": tuple(against or ())}  # fmt: skip
+        about = {"columns": columns_of(column or []), "format": format or "auto", "grader": grader, "split": split,
+                 "subset": subset, "revision": revision, "system": system, "against": tuple(against or ())}  # fmt: skip
         sources: dict[str, object] = (
             {"path": files[0]} if files and len(files) == 1 else {"sources": tuple(files or ())}
         )

@@ -41,6 +41,21 @@ def test_columns_are_named_as_the_command_line_does(tmp_path: Path) -> None:
         assert told in str(refused.exception)
 
 
+def test_a_convention_of_the_users_own_is_named_by_its_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("riddles_of_mine.py").write_text(
+        "from retcon.tasks.data.conventions import Convention, build_item\n"
+        "RIDDLES = Convention('riddles', ('riddle', 'solved'), lambda r: build_item(r, 'riddle', 'solved'), 'exact')\n"
+    )
+    file = write(tmp_path / "a.jsonl", [{"riddle": "What is 1 plus 1?", "solved": "2"}])
+    assert "1 graded by exact" in checked(file, "--format", "riddles_of_mine:RIDDLES")
+    refused = CliRunner().invoke(app, ["data", "check", file, "--format", "gsm9k"])
+    assert isinstance(refused.exception, RetconError)
+    assert "did you mean 'gsm8k'?" in str(refused.exception)
+
+
 def test_a_field_that_two_columns_are_named_for_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", [{"text": "What is 1 plus 1?", "body": "What is 2 plus 2?", "label": "2"}])
     columns = ["--column", "question=text", "--column", "answer=label", "--column", "question=body"]

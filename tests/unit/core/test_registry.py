@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -154,6 +155,27 @@ def test_every_kind_of_plug_in_stands_in_the_table_of_contributing_with_its_fold
     assert any(f"retcon/{file}".startswith(FOLDERS[kind].replace(".", "/")) for file in files)
     assert [file for file in files if not ((root / "src/retcon" / file).is_file() or (root / file).is_file())] == []
     assert sum(file.startswith("tests/") for file in files) == 1
+
+
+def test_what_a_row_of_contributing_asks_for_is_a_member_of_a_class_that_it_names() -> None:
+    root = Path(__file__).parents[3]
+    classes: dict[str, set[str]] = {}
+    bases: dict[str, set[str]] = {}
+    for node in (n for p in (root / "src").rglob("*.py") for n in ast.walk(ast.parse(p.read_text(encoding="utf-8")))):
+        if isinstance(node, ast.ClassDef):
+            own = {str(getattr(n, "name", None) or getattr(getattr(n, "target", None), "id", "")) for n in node.body}
+            classes.setdefault(node.name, set()).update(own)
+            bases.setdefault(node.name, set()).update(b.id for b in node.bases if isinstance(b, ast.Name))
+    wrong = []
+    for row in (root / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines():
+        if row.startswith("| `"):
+            words = re.findall(r"`(?:async )?(\w+)[`(]", row.split("|")[2])
+            named = [word for word in words if word in classes]
+            for name in named:
+                named += bases[name] & classes.keys() - set(named)
+            members = set().union(*(classes[name] for name in named))
+            wrong += [word for word in words if word not in classes and word not in members]
+    assert wrong == []
 
 
 def test_an_own_plug_in_s_example_is_called_after_all_words_of_its_kind() -> None:
