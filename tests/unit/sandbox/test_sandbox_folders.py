@@ -117,6 +117,7 @@ def emptied(tmp_path: Path) -> Iterator[Path]:
     os.close(top)
 
 
+@pytest.mark.slow
 def test_a_folder_goes_however_deep_and_closed_what_a_call_left_in_it(emptied: Path) -> None:
     made = PoolFolder(emptied)
     _nested(made.path)

@@ -117,7 +117,8 @@ def test_a_file_is_of_an_unknown_format_where_half_of_it_is(tmp_path: Path, unkn
     [
         ({"format": "messages"}, "format"), ({"drop_unrepaired": True}, "drop_unrepaired"), ({"pairs": None}, "pairs"),
         ({"audit": None}, "audit"), ({"offline": Repairer(gamma=0.6)}, "gamma"), ({"offline": Repairer(5)}, "attempts"),
-        ({"offline": Repairer(state="ignore")}, "state"), ({"skip_bad": True}, ""), ({"jobs": 2}, ""),
+        ({"offline": Repairer(state="ignore")}, "state"), ({"skip_bad": True}, ""),
+        pytest.param({"jobs": 2}, "", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, other: dict[str, Any], named: str) -> None:

@@ -61,7 +61,7 @@ def question(text: str) -> Any:
     return messages((user(text), works("x = 1"), answer("1")))
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "now", [("zero", "one", "two", "three"), ("other", "two", "three"), ("ond", "two", "three"), ()], ids="-".join
 )
@@ -115,7 +115,7 @@ def test_a_name_that_says_lines_gets_lines_whatever_the_input_was(tmp_path: Path
         assert parsed(tmp_path / source.stem / "again.jsonl") == records
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_files_of_one_name_in_several_folders_have_ids_of_their_own_in_the_audit(tmp_path: Path, jobs: int) -> None:
     for folder in ("in/one", "in/two"):
         (tmp_path / folder).mkdir(parents=True)
@@ -290,7 +290,7 @@ def test_an_array_of_which_nothing_was_kept_is_begun_by_the_next_one(tmp_path: P
         assert parsed(out) == [CLEAN, CLEAN]
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("into_folder", [True, False])
 def test_a_file_that_cannot_be_read_is_skipped_and_told(tmp_path: Path, into_folder: bool, jobs: int) -> None:
     inputs = written(tmp_path, array1=[CLEAN, CLEAN], array2=[CLEAN, CLEAN], array3=[CLEAN])

@@ -57,7 +57,7 @@ TORN = b'{"timestamp":"t","ty'
 
 
 @pytest.mark.parametrize("name", ["claude_code", "codex"])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_last_line_of_a_session_may_break_off_and_is_told(tmp_path: Path, name: str, jobs: int) -> None:
     lines = session(name)
     (whole := tmp_path / "whole").mkdir()

@@ -49,7 +49,7 @@ def run(folder: Path, files: dict[str, bytes], out: str = "out/", **options: Any
 
 @pytest.mark.parametrize("name", ["claude_code", "codex", "adk", "langchain_flat", "gemini"])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_lines_of_a_session_are_one_transcript(tmp_path: Path, name: str, end: str, jobs: int) -> None:
     items = session(name)
     out, (count,) = run(tmp_path, {"in.jsonl": as_lines(items, end)}, jobs=jobs)
