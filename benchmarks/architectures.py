@@ -32,9 +32,9 @@ from retcon.core.errors import RetconError
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.models.lora import Adapter, check_lora
 from retcon.models.placing import check_logits
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.forward import _packs, forwards
 
 REQUESTS, TURNS, MAX_LEN, TOLERANCE = 7, 4, 128, 1e-4
@@ -116,7 +116,7 @@ def training(model: Any) -> tuple[str, float]:
     found = Deviations(model)
     check_logits(model, "it")
     pairs: list[tuple[Sample, list[float]]] = []
-    with forwards(model, samples, DEFAULT) as parts:
+    with forwards(model, samples, DEFAULT_COMPUTING) as parts:
         for part in parts:
             part.logprobs.sum().backward()
             pairs += zip(part.samples, part.logprobs.tolist(), strict=True)

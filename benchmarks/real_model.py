@@ -44,10 +44,9 @@ from retcon.config.schema import ComputeSection
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
-from retcon.models.devices import TrainDtype, choose, look_at_machine
+from retcon.models.devices import Computing, TrainDtype, choose, computing_of, look_at_machine
 from retcon.models.loading import load_model
 from retcon.models.locating import locate
-from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import forwards
 
 MEASURES = ("src/retcon/engine", "src/retcon/train/kernels")

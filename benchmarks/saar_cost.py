@@ -38,14 +38,13 @@ from retcon.build import build_chat, build_tasks
 from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe
 from retcon.core.types import Trajectory
-from retcon.models.devices import Placement
+from retcon.models.devices import Placement, computing_of
 from retcon.models.placing import model_folder, place_training, start_model
 from retcon.runs.folder import Meter
 from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks, Rates
 from retcon.tasks.registry import training_prompts
 from retcon.train.demos.making import demonstrations
-from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.prompts import groups_to_train

@@ -29,11 +29,10 @@ from retcon.core.seeds import derive
 from retcon.core.types import Segment, Trajectory, Turn
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
-from retcon.models.devices import Placement
+from retcon.models.devices import Placement, computing_of
 from retcon.models.placing import place_model
 from retcon.runs.folder import cpu_seconds
 from retcon.sandbox.pool import SandboxPool
-from retcon.train.kernels.computing import computing_of
 from retcon.train.objective.shaping import rewards_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rollouts import EngineWeights

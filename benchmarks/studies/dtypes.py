@@ -32,12 +32,11 @@ from retcon.config.schema import LoraSection
 from retcon.core.types import Sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
-from retcon.models.devices import look_at_machine
+from retcon.models.devices import Computing, look_at_machine
 from retcon.models.locating import BASE
 from retcon.models.lora import Adapter
 from retcon.models.placing import start_model
 from retcon.train.algorithms.dapo import Dapo
-from retcon.train.kernels.computing import Computing
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.optim import adamw
 from retcon.train.rollouts import EngineWeights

@@ -20,8 +20,8 @@ from retcon.engine.local.forward import Chunk, Step
 from retcon.engine.local.own import CACHE_USES
 from retcon.engine.local.slabs import Place
 from retcon.engine.types import SamplingParams
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.models.placing import check_logits
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch
@@ -190,7 +190,7 @@ def test_a_model_whose_own_code_gives_no_gradient_is_refused_in_a_sentence() -> 
     check_logits(model, "it")
     sample = Sample((5, 6, 7, 8), (0, 0, 1, 1), (None,) * 4, (0,) * 4)
     refused = pytest.raises(CheckpointError, match=r"ReformerModelWithLMHead has no gradients .* raised AssertionError")
-    with refused, forwards(model, [sample], DEFAULT) as parts:
+    with refused, forwards(model, [sample], DEFAULT_COMPUTING) as parts:
         for part in parts:
             part.logprobs.sum().backward()
 

@@ -17,8 +17,8 @@ from retcon.engine.local import engine as local_engine
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.local.slabs import free_memory
 from retcon.engine.types import SamplingParams
+from retcon.models.devices import Computing
 from retcon.models.placing import move_model
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch

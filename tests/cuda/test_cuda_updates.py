@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from retcon.config.schema import DPOSection, LoraSection, RLSection, SFTSection
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.models.lora import Adapter
 from retcon.models.placing import move_model
 from retcon.train.algorithms.aepo import Aepo
@@ -23,7 +24,6 @@ from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference
 from retcon.train.dpo import dpo_step
 from retcon.train.kernels import forward
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.optim import adamw
 from retcon.train.rollouts import EngineWeights

@@ -15,10 +15,10 @@ from keys.acting import Lab, acts
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Branch, Observation, Parent, RepairRecord, Sample, Segment, ToolCall, Trajectory, Turn
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.models.placing import start_model
 from retcon.rollout.context import RolloutLimits
 from retcon.train.batch import collate
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.contrast import with_hindsight
 from retcon.train.objective.tree import CreditedGroup, credit_groups
@@ -232,7 +232,7 @@ def tokens_and_gradient_of_a_failed_turn(recipe: Recipe, lab: Lab) -> tuple[floa
 @acts("rl.sdpo_limit", (1.0, 1.0), (3.0, 3.0), given=["rl.sdpo=1.0"])
 def advantage_of_what_became_ten_nats_likelier(recipe: Recipe, lab: Lab) -> float:
     rl, samples = recipe.rl, failed_turn(recipe, lab, 10.0)
-    (found,), _ = with_hindsight(model(str(lab.base)), samples, DEFAULT, weight=rl.sdpo, limit=rl.sdpo_limit)
+    (found,), _ = with_hindsight(model(str(lab.base)), samples, DEFAULT_COMPUTING, weight=rl.sdpo, limit=rl.sdpo_limit)
     return max(found.advantages or ())
 
 

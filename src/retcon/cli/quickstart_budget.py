@@ -27,7 +27,7 @@ from retcon.core.errors import RecipeError, RetconError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from retcon.train.kernels.computing import Computing
+    from retcon.models.devices import Computing
 
 LEAST = 0.05
 """Smallest useful share of the recipe's steps."""
@@ -189,10 +189,9 @@ def measure_speed(recipe: str, overrides: Sequence[str]) -> Speed:
 def _measure(recipe: Recipe) -> Speed:
     import torch
 
-    from retcon.models.devices import set_threads
+    from retcon.models.devices import computing_of, set_threads
     from retcon.models.locating import model_folder
     from retcon.models.placing import place_training, start_model
-    from retcon.train.kernels.computing import computing_of
 
     where = place_training(recipe, model_folder(recipe.model.path))
     computing, threads = computing_of(recipe.compute, where), recipe.run.threads

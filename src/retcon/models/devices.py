@@ -1,4 +1,7 @@
-"""Choice of a run's device, precision and threads."""
+"""Choice of a run's device, precision and threads.
+
+A training step's settings follow from it.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ from retcon.models.loading import empty_model
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
 
 # OpenMP's threads spin for milliseconds between torch's operations. On shared cores the awaited thread cannot run
 # meanwhile, and decoding takes ten times the CPU time. `OMP_WAIT_POLICY=PASSIVE`, which the commands set, ends that. It
@@ -136,7 +140,7 @@ class Placement:
     """Where and how a run computes.
 
     dtype: of a training step's products. rollout_dtype: of the weights in rollouts. name: of the CPU or GPU. hints:
-    what the recipe could gain. micro_batch_tokens, logits_chunk: see `kernels.computing`.
+    what the recipe could gain. micro_batch_tokens, logits_chunk: see `Computing`.
     """
 
     device: str
@@ -378,3 +382,37 @@ def activation_bytes(text: Any, checkpointing: bool, value: float, keys: int = 0
     layer = value * values + 2 * keys * text.num_attention_heads
     kept = layer * layers + value * hidden
     return int(min(kept, layer + value * (inner + 2 * hidden) + 4 * hidden * layers) if checkpointing else kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """Settings of an optimiser step's forward and backward. Only `temperature` changes results beyond rounding.
+
+    micro_batch_tokens: padded ids of one forward and backward; a longer sample goes alone. Bounds memory, and on a CPU
+    more is also slower, as it leaves the cache. dtype: of the matrix products and attention (autocast); weights,
+    gradients, optimiser and log-probs stay float32. checkpointing: keep no activations inside a layer and compute them
+    again in the backward. logits_chunk: logits (ids × vocabulary) that exist at once; 2²⁴ are 64 MiB in float32.
+    share_prompts: compute common prefixes of a micro-batch once. temperature: of the trained policy, which divides its
+    logits, as in the rollouts.
+    """
+
+    micro_batch_tokens: int = TOKENS
+    dtype: TrainDtype = "float32"
+    checkpointing: bool = False
+    logits_chunk: int = CHUNK
+    share_prompts: bool = True
+    temperature: float = 1.0
+
+
+DEFAULT_COMPUTING = Computing()
+
+
+def computing_of(section: ComputeSection, place: Placement) -> Computing:
+    """Return the settings of a recipe's section on its placement."""
+    return Computing(
+        micro_batch_tokens=section.micro_batch_tokens or place.micro_batch_tokens,
+        dtype=place.dtype,
+        checkpointing=section.checkpointing,
+        logits_chunk=section.logits_chunk or place.logits_chunk,
+        share_prompts=section.share_prompts,
+    )

@@ -14,7 +14,7 @@ from torch.nn.functional import logsigmoid
 from retcon.build import build_chat
 from retcon.config.schema import DPOSection, Recipe
 from retcon.core.types import Sample
-from retcon.models.devices import OnPlace, Placement
+from retcon.models.devices import DEFAULT_COMPUTING, Computing, OnPlace, Placement, computing_of
 from retcon.models.loading import load_config, max_positions
 from retcon.models.locating import locate, name_of
 from retcon.models.placing import place_training, start_model
@@ -23,7 +23,6 @@ from retcon.runs.folder import RENDERED, open_run
 from retcon.store.fingerprint import fingerprint, ids_fingerprint
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.preferences import Preference, both_sides, read_preferences
-from retcon.train.kernels.computing import DEFAULT, Computing, computing_of
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import learning_rate, step_optimizer, warmup_steps
 from retcon.train.trainer import OnStep, Trainer, Training, train
@@ -111,7 +110,7 @@ def dpo_step(
     section: DPOSection,
     *,
     step: int,
-    computing: Computing = DEFAULT,
+    computing: Computing = DEFAULT_COMPUTING,
 ) -> dict[str, float]:
     """Update on the mean of the pairs' losses; return the metrics. reference: (B, 2), log π_ref of chosen and rejected,
     nats. step: from 0.

@@ -28,13 +28,12 @@ from retcon.config.schema import Recipe
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Sample, to_sample
 from retcon.engine.types import HasStatistics
-from retcon.models.devices import Placement
+from retcon.models.devices import Computing, Placement, computing_of
 from retcon.models.lora import Adapter
 from retcon.models.placing import start_model
 from retcon.rollout.group import rollout_groups
 from retcon.tasks.registry import TaskSet
 from retcon.tasks.types import Task
-from retcon.train.kernels.computing import Computing, computing_of
 from retcon.train.kernels.forward import batches_of, forwards
 from retcon.train.objective.old_logprobs import with_reference
 from retcon.train.optim import adamw, step_optimizer, torch_settings

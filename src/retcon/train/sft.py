@@ -28,7 +28,7 @@ from retcon.core.seeds import derive
 from retcon.core.texts import counted
 from retcon.core.types import Sample, Trajectory, is_repaired
 from retcon.engine.kinds.local import LocalSection
-from retcon.models.devices import OnPlace
+from retcon.models.devices import DEFAULT_COMPUTING, Computing, OnPlace
 from retcon.models.loading import load_config, max_positions
 from retcon.models.locating import model_folder
 from retcon.models.placing import place_training
@@ -43,7 +43,6 @@ from retcon.tasks.registry import TaskSet, draw_problems
 from retcon.tasks.types import Task
 from retcon.train.batch import epoch_batch
 from retcon.train.datasets.demonstrations import files_of, read_samples
-from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.optim import learning_rate, step_optimizer, warmup_steps
 from retcon.train.rollouts import open_rollouts
@@ -256,7 +255,7 @@ def sft_step(
     config: SFTSection,
     step: int,
     *,
-    computing: Computing = DEFAULT,
+    computing: Computing = DEFAULT_COMPUTING,
 ) -> dict[str, float]:
     """Update on the mean of -log π over the loss masks (`sft.aggregate`); return metrics.
 

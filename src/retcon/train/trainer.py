@@ -22,7 +22,7 @@ from retcon.chat.opening import template_for
 from retcon.chat.template import MORE
 from retcon.config.schema import Recipe
 from retcon.core.errors import CheckpointError, TrainingDiverged
-from retcon.models.devices import OnPlace, Placement
+from retcon.models.devices import OnPlace, Placement, computing_of
 from retcon.models.loading import load_model
 from retcon.models.locating import model_folder, safetensors_as_os_error
 from retcon.models.lora import CONFIG, WEIGHTS, Adapter
@@ -30,7 +30,6 @@ from retcon.models.placing import move_model, start_model
 from retcon.runs.folder import Cost, Meter, RunFolder
 from retcon.runs.tracking import tracking
 from retcon.store.whole import whole_folder, write_json
-from retcon.train.kernels.computing import computing_of
 from retcon.train.optim import adamw, torch_settings
 from retcon.train.rollouts import EngineWeights
 

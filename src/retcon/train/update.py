@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample, Trajectory, to_sample
+from retcon.models.devices import DEFAULT_COMPUTING, Computing
 from retcon.purify.splice import accepted_splices, splice_weights
 from retcon.train.batch import check_scored, computed_samples, minibatches
-from retcon.train.kernels.computing import DEFAULT, Computing
 from retcon.train.kernels.forward import Part, forwards
 from retcon.train.objective.branpo import ending_advantages
 from retcon.train.objective.contrast import (
@@ -149,7 +149,7 @@ def update(
     *,
     seed: int,
     step: int,
-    computing: Computing = DEFAULT,
+    computing: Computing = DEFAULT_COMPUTING,
     reference: PreTrainedModel | None = None,
     lr: float | None = None,
 ) -> dict[str, float | None]:
@@ -230,7 +230,7 @@ def minibatch_update(
     samples: Sequence[Sample],
     config: RLSection,
     *,
-    computing: Computing = DEFAULT,
+    computing: Computing = DEFAULT_COMPUTING,
     mismatch: Mismatch | None = None,
     lr: float | None = None,
     name: str = "a minibatch",

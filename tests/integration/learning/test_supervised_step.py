@@ -19,12 +19,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from retcon.config.schema import DPOSection, SFTSection
 from retcon.core.errors import RecipeError, TaskWarning, TrainingDiverged
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.store import jsonl
 from retcon.train import sft as module
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference
 from retcon.train.dpo import dpo_step
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.sft import mean_loss, run_sft, sft_step, split_validation
 from training import make_base, make_demonstrations, small_recipe

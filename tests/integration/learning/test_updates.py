@@ -16,10 +16,10 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from retcon.config.schema import RLSection
 from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.models.devices import Computing
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective.credit import weigh_by_entropy
 from retcon.train.objective.loss import Totals, average

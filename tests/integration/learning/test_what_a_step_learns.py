@@ -21,9 +21,9 @@ from retcon.config.load import load_recipe
 from retcon.config.schema import Recipe, stages_of
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Segment, Trajectory, Turn
+from retcon.models.devices import Computing
 from retcon.tasks.types import Task
 from retcon.train import rl
-from retcon.train.kernels.computing import Computing
 from retcon.train.objective.advantage import grpo
 from retcon.train.prompts import StepGroups, groups_to_train, selection_metrics
 from retcon.train.rl import draw_groups, run_rl

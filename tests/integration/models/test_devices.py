@@ -21,9 +21,8 @@ from retcon.engine.local.sampling import Sampler
 from retcon.engine.local.slabs import KeysAndValues, Memory, disable_cudnn, free_memory
 from retcon.engine.types import SamplingParams
 from retcon.models import devices
-from retcon.models.devices import Gpu, Machine, Placement, choose, crowding, supports_dtype
+from retcon.models.devices import Computing, Gpu, Machine, Placement, choose, crowding, supports_dtype
 from retcon.planning.needs import free_on
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen
 
 from retcon.core.errors import CheckpointError
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.models.placing import OwnHead, check_logits, output_head
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch

@@ -20,12 +20,12 @@ from retcon.config.load import load_recipe
 from retcon.core.types import Trajectory, to_sample
 from retcon.engine.local.engine import LocalEngine
 from retcon.engine.types import SamplingParams
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.models.loading import load_model
 from retcon.rollout.context import RolloutContext, RolloutLimits
 from retcon.serve.recording import FILE
 from retcon.store import jsonl
 from retcon.tools.scripted import ScriptedTool
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.objective.old_logprobs import Mismatch, recompute
 from retcon.train.sft import run_sft
 from retcon.train.update import to_samples, update
@@ -117,7 +117,7 @@ def group(caller: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Trajec
 def test_log_probs_on_the_record_are_the_models(caller: Path, group: list[Trajectory]) -> None:
     samples = [to_sample(trajectory) for trajectory in group]
     assert any(any(sample.spliced) for sample in samples), "nothing was repaired"
-    found = recompute(load_model(caller), samples, Mismatch(), DEFAULT)
+    found = recompute(load_model(caller), samples, Mismatch(), DEFAULT_COMPUTING)
     for mine, theirs in zip(samples, found, strict=True):
         for here, there, counts in zip(mine.logprobs, theirs.logprobs, mine.mask, strict=True):
             if counts:

@@ -18,12 +18,12 @@ from retcon.config.schema import DPOSection
 from retcon.core.errors import RecordError, TaskWarning, TrainingDiverged
 from retcon.core.types import Completion, Pair, Sample
 from retcon.models import devices, placing
+from retcon.models.devices import Computing
 from retcon.store.jsonl import write_pairs
 from retcon.train import dpo as module
 from retcon.train.batch import collate
 from retcon.train.datasets.preferences import Preference, read_preferences
 from retcon.train.dpo import dpo_loss, dpo_step, run_dpo, sum_logprobs
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from training import make_base
 

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 from retcon.train.objective.credit import weigh_by_entropy
 from retcon.train.update import minibatch_update

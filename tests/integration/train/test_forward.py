@@ -24,9 +24,9 @@ from transformers import (
 )
 
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards, why_not_packed
 from retcon.train.update import minibatch_update
 

@@ -17,9 +17,8 @@ from transformers import (
 )
 
 from retcon.core.types import Sample
-from retcon.models.devices import VALUE, activation_bytes
+from retcon.models.devices import VALUE, Computing, activation_bytes
 from retcon.planning.needs import SCORED_KEYS, _linear
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import SHORT, forwards
 
 pytestmark = pytest.mark.torch

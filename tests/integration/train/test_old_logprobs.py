@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from retcon.config.schema import Recipe
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
-from retcon.train.kernels.computing import Computing
+from retcon.models.devices import Computing
 from retcon.train.kernels.logprobs import learnt_logprobs
 from retcon.train.objective.old_logprobs import LARGE, Mismatch, recompute
 from retcon.train.update import update

@@ -10,10 +10,10 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausa
 
 from retcon.core.errors import TrainingDiverged, UnscoredTokens
 from retcon.core.types import Sample, Segment, Trajectory, Turn
+from retcon.models.devices import Computing
 from retcon.train.algorithms.dapo import Dapo
 from retcon.train.algorithms.grpo import Grpo
 from retcon.train.batch import collate, minibatches
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.logprobs import token_logprobs
 from retcon.train.objective import old_logprobs as reference
 from retcon.train.objective.shaping import rewards_of

@@ -14,9 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from retcon.core.types import Sample
-from retcon.models.devices import TrainDtype
+from retcon.models.devices import Computing, TrainDtype
 from retcon.models.placing import output_head
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 pytestmark = pytest.mark.torch

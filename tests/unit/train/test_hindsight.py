@@ -11,8 +11,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from playing import LIMITS, call, play
 from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn, to_sample
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.train.algorithms.dapo import Dapo
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.objective.contrast import make_hindsights, with_hindsight
 from retcon.train.update import to_samples, update
 
@@ -62,7 +62,7 @@ def test_an_advantage_is_what_the_teacher_adds_to_a_log_prob_within_the_limit(mo
     samples = to_samples([rollout()], [0.5], Dapo(sdpo=2.0))
     logprobs = model(torch.tensor([[1, 2, 5, 3, 4]])).logits[0].log_softmax(-1)
     gaps = (logprobs[2, 3] + 3.0).item(), (logprobs[3, 4] + 4.0).item()
-    (found,), metrics = with_hindsight(model, samples, DEFAULT, weight=2.0, limit=1.0)
+    (found,), metrics = with_hindsight(model, samples, DEFAULT_COMPUTING, weight=2.0, limit=1.0)
     expected = [2.0 * max(-1.0, min(1.0, gap)) for gap in gaps]
     assert found.advantages == pytest.approx((0.5, 0.5, *expected, 0.5, 0.5), rel=1e-5)
     assert metrics == {"sdpo_tokens": 2, "sdpo_gap": pytest.approx(sum(gaps) / 2, rel=1e-5)}

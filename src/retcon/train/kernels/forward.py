@@ -15,9 +15,9 @@ from torch.nn import functional
 from retcon.core.errors import CheckpointError, format_user_error
 from retcon.core.types import Sample
 from retcon.engine.local.slabs import attend_by_products, disable_cudnn, keep_pages, prefers_products
+from retcon.models.devices import Computing
 from retcon.models.placing import backbone_of, eval_mode, output_head
 from retcon.train.batch import Batch, collate, micro_batches
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.layers import checkpoint_layers, quick_linears, quick_norms
 from retcon.train.kernels.logprobs import gather_entropies, gather_logprobs, padded_hidden
 from retcon.train.kernels.packing import Bucket, Packing, Prefix, SharedPrefixes, pack, packed_batches

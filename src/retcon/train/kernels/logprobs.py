@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from retcon.models.devices import DEFAULT_COMPUTING
 from retcon.models.placing import backbone_of, output_head
-from retcon.train.kernels.computing import DEFAULT
 from retcon.train.kernels.layers import product_for
 from retcon.train.kernels.packing import SharedPrefixes
 
@@ -31,7 +31,9 @@ SLICE = 2**22
 computation in them."""
 
 
-def token_logprobs(model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT.logits_chunk) -> Tensor:
+def token_logprobs(
+    model: PreTrainedModel, ids: Tensor, mask: Tensor, chunk: int = DEFAULT_COMPUTING.logits_chunk
+) -> Tensor:
     """Return masked ids' log-probs, (B, T) float32 nats.
 
     log π(ids[:, t] | ids[:, :t]), 0 outside the mask; mask[:, 0] must be False. Padding must be on the right, where

@@ -23,8 +23,8 @@ import torch
 
 from retcon.core.errors import UnscoredTokens
 from retcon.core.types import REPLACED, TRAINED, Hindsight, Sample, Segment, Trajectory, Turn, ids_of, token_count
+from retcon.models.devices import Computing
 from retcon.purify.pairs import call_mask
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 if TYPE_CHECKING:

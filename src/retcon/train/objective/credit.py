@@ -16,8 +16,8 @@ import torch
 from cydifflib import SequenceMatcher
 
 from retcon.core.types import TRAINED, Sample, ToolCall, Trajectory, Turn, ids_of, token_count
+from retcon.models.devices import Computing
 from retcon.purify.pairs import call_mask
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 if TYPE_CHECKING:

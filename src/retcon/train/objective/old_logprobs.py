@@ -16,8 +16,8 @@ from torch import Tensor
 
 from retcon.core.errors import ComputeWarning
 from retcon.core.types import Sample
+from retcon.models.devices import Computing
 from retcon.train.batch import computed_samples
-from retcon.train.kernels.computing import Computing
 from retcon.train.kernels.forward import forwards
 
 if TYPE_CHECKING:
