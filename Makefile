@@ -71,9 +71,11 @@ imports: setup
 tests: setup $(CORE)/.ready
 	RETCON_CORE_PYTHON=$(CORE)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --durations=10 $(ARGS)
 
-# Two processes, each with its half: workers of xdist would both collect all, and both import torch.
-UNIT := RETCON_EXAMPLES=10 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow"
-OF_RECORDS := $(addprefix tests/unit/,chat demos evaluate purify tasks transcripts)
+# Two processes, each with its half: workers of xdist would both collect all, and both import torch. Bytecode is kept, files
+# are in memory where there is a place for them, and no thread watches each test, beside its timeout.
+UNIT := RETCON_EXAMPLES=10 OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= TMPDIR=$(firstword $(wildcard /dev/shm) /tmp) \
+	$(BIN)/python -m pytest -m "not slow" -o faulthandler_timeout=0 -o tmp_path_retention_count=1
+OF_RECORDS := $(addprefix tests/unit/,chat demos evaluate purify rollout tasks transcripts)
 
 unit: setup
 	@$(MAKE) --no-print-directory -j 2 unit-records unit-rest
