@@ -258,7 +258,14 @@ def test_values_that_make_no_arms_are_refused(vary: str, words: list[str], said:
         (["mini/cleaner"], "two recipes or more"),
         (["mini/cleaner", "mini/cleaner"], "given twice"),
         (
-            ["mini/dapo-baseline", "quickstart/baseline", "rl.steps=9", "evaluate.samples=8", "evaluate.top_p=1.0"],
+            [
+                "mini/dapo-baseline",
+                "quickstart/baseline",
+                "rl.steps=9",
+                "evaluate.samples=8",
+                "evaluate.top_p=1.0",
+                "sandbox.cpu_seconds=0.5",
+            ],
             "the same recipe here",
         ),
         (["mini/dapo-baseline", "smollm2/saar"], "measured on the same problems: .*task.kind was 'numbers', is 'file'"),

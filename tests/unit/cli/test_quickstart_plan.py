@@ -85,7 +85,7 @@ def test_what_is_no_arm_is_refused(tmp_path: Path, arm: str) -> None:
 def test_the_ledger_refuses_other_recipes_and_takes_further_arms(tmp_path: Path) -> None:
     make_plan(tmp_path, arms=["saar"], seeds=1).open().save()
     make_plan(tmp_path, arms=["saar", "roc"], seeds=2).open()
-    with pytest.raises(CheckpointError, match=r"rl\.steps was 40, is 5.*choose another --out"):
+    with pytest.raises(CheckpointError, match=r"rl\.steps was 36, is 5.*choose another --out"):
         make_plan(tmp_path, arms=["saar"], seeds=1, overrides=["rl.steps=5"]).open()
 
 
