@@ -6,8 +6,8 @@
 # What happens: ToolCallingAgent sorts the calls and their results by id, as text. OpenAI's and vLLM's ids are random, so the
 # order of the calls in the history is random, too: three runs with the same replies send three different second prompts. With
 # ids that count (`call_9`, `call_10`) turns change from the tenth call on. Nothing is lost: each result stays beside its call.
-# Why it matters: an evaluation at temperature 0 does not repeat; the server's prefix cache ends at each such turn; and who
-# trains on the conversation has a turn that the model did not write, with ids other than the sampled ones, or must put it right.
+# Why it matters: an evaluation at temperature 0 does not repeat, and no seed helps, as what the model reads depends on ids that
+# the server draws. The model, and what is trained on the conversation, sees calls in another order than it made them in.
 # Source: smolagents/agents.py, ToolCallingAgent.process_tool_calls: `for k in sorted(parallel_calls.keys())`.
 # Exits non-zero where this has changed.
 set -eu
