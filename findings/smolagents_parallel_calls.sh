@@ -4,7 +4,7 @@
 # One would guess: what an agent sends back of a model's turn is that turn, so that at temperature 0 the same replies give the
 # same conversation, whatever ids the server draws for the calls.
 # What happens: ToolCallingAgent sorts the calls and their results by id, as text. OpenAI's and vLLM's ids are random, so the
-# order of the calls in the history is random, too: three runs with the same replies send three different second prompts. With
+# order of the calls in the history is random, too: runs with the same replies send different second prompts. With
 # ids that count (`call_9`, `call_10`) turns change from the tenth call on. Nothing is lost: each result stays beside its call.
 # Why it matters: an evaluation at temperature 0 does not repeat, and no seed helps, as what the model reads depends on ids that
 # the server draws. The model, and what is trained on the conversation, sees calls in another order than it made them in.
