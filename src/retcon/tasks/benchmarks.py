@@ -196,6 +196,6 @@ ALL = (
         "OOLONG, arXiv 2511.02817: trec_coarse at 131,072 tokens, as in arXiv 2512.24601",
         "public since November 2025; TREC's labels since 2002", grader="oolong", format="context",
         columns={"context": "context_window_text"}, keep={"dataset": "trec_coarse", "context_len": 131_072},
-        needs="rollout.tools=rlm, whose programs read the text; 1.6 GB of disk",
+        needs="the tool rlm (rollout.tools=rlm) and 1.6 GB of disk",
     ),
 )  # fmt: skip
