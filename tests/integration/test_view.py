@@ -379,6 +379,34 @@ def test_failures_lead_to_their_rollouts_and_a_program_is_replayed(page: Any) ->
     page.wait_for_selector(".replay .seen:has-text('NameError')")
 
 
+def test_a_file_without_trajectories_says_what_is_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "clean.jsonl"
+    file.write_text('{"messages": []}\n' * 3, encoding="utf-8")
+    with serving(file) as address:
+        assert get(address + "api/runs")[0]["problems"] == ["none of its first 3 lines is a trajectory"]
+        with browsing(address) as page:
+            page.wait_for_selector(".empty:has-text('clean.jsonl: none of its first 3 lines is a trajectory')")
+
+
+def test_a_record_without_rewards_is_not_wrong_and_has_its_models_tokens(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="tokens are shown with the package tokenizers")
+    record = tmp_path / "record"
+    record.mkdir()
+    vocabulary = {f"<{n}>": n for n in range(20)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "<0>")).save(str(tmp_path / "tokenizer.json"))
+    prompt = (Segment("prompt", "<|im_start|>user\nHow many?<|im_end|>\n<|im_start|>assistant\n", (7, 8)),)
+    made = replace(rollout(0, turn("2", "2")), prompt=prompt, provenance=Provenance(model=str(tmp_path)))
+    (record / "trajectories.jsonl").write_bytes(line_of(made))
+    with serving(record) as address:
+        assert get(address + "api/rows")[0]["question"] == "How many?"
+        assert get(address + "api/tokens?run=0&id=1")[0] == ["<7>", "<8>"]
+        with browsing(address) as page:
+            page.evaluate("location.hash = '#/problems'")
+            page.wait_for_selector("td:text-is('1 not judged')")
+            page.click("text=zoo")
+            page.wait_for_selector("text=1 rollout; mean reward –")
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1300, "dark"), (1300, "light")])
 def test_no_page_is_wider_than_the_screen(address: str, width: int, scheme: str) -> None:
     with browsing(address, viewport={"width": width, "height": 800}, color_scheme=scheme) as page:

@@ -69,7 +69,7 @@ PRAGMA user_version = {VERSION};
 SHOWN = (
     "id", "name", "task", "step", "member_index", "reward", "verdict", "stop", "repair", "selection", "errors", "turns",
     "calls", "failures", "tokens", "advantage", "staleness", "seconds", "answer", "expected", "reason", "parent",
-    "relation", "question", "tree",
+    "relation", "question", "tree", "file",
 )  # fmt: skip
 """Columns of a row of a list."""
 SORTS = ("id", "name", "task", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds", "tree")
@@ -143,7 +143,7 @@ class _Rollout(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Rollout)
-_ROLE_MARK = re.compile(r"<\|?[\w/]{1,20}\|?>")
+_ROLE_MARK = re.compile(r"<\|?[\w/]{1,20}\|?>(?:(?:system|user|assistant)(?=[\n<]))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,8 @@ class Index:
             if self._db.execute("SELECT 1 FROM rollouts WHERE source = ? AND parent > ''", (source,)).fetchone():
                 self._db.execute(_TREES, {"source": source})
             if bad:
-                problem = problem or f"{bad} of {bad + added} lines are not trajectories"
+                none = f"none of its first {bad} lines is a trajectory"
+                problem = problem or (f"{bad} of {bad + added} lines are not trajectories" if added else none)
             self._db.execute(
                 "UPDATE sources SET size = ?, mtime = ?, place = ?, lines = ifnull(lines, 0) + ?, problem = ? "
                 "WHERE id = ?", (about.st_size, about.st_mtime_ns, place, added, problem, source),
@@ -264,9 +265,11 @@ class Index:
         return added
 
     def problems(self) -> list[str]:
-        """Return a line for each file with problems."""
-        rows = self._db.execute("SELECT path, problem FROM sources WHERE problem != '' AND lines > 0")
-        return [f"{path}: {problem}" for path, problem in rows]
+        """Return a line for each file with problems; files without any trajectory only if all are."""
+        rows = self._db.execute("SELECT path, problem, lines > 0 FROM sources WHERE problem != '' ORDER BY 3 DESC")
+        found = [(f"{path}: {problem}".removeprefix(".: "), has) for path, problem, has in rows]
+        empty = self._db.execute("SELECT 1 FROM rollouts LIMIT 1").fetchone() is None
+        return [problem for problem, has in found if has or empty]
 
     def _known(self, path: str) -> tuple[int | None, int, int, int]:
         query = "SELECT id, ifnull(size, -1), ifnull(mtime, -1), ifnull(place, 0) FROM sources WHERE path = ?"
@@ -382,17 +385,18 @@ class Index:
         sql = "SELECT task, combination, count(*) FROM rollouts GROUP BY 1, 2"
         for task, combination, count in self._db.execute(sql):
             about = tasks.setdefault(
-                task, {"task": task, "rollouts": 0, "right": 0, "errors": Counter(), "ends": Counter()}
+                task, {"task": task, "rollouts": 0, "judged": 0, "right": 0, "errors": Counter(), "ends": Counter()}
             )
             verdict, stop, *_, errors = combinations[combination]
             about["rollouts"] += count
+            about["judged"] += count * (verdict != "")
             about["right"] += count * (verdict == "right")
             about["ends"][stop] += count
             for error in errors.split():
                 about["errors"][error] += count
         for about in tasks.values():
             about["errors"], about["ends"] = (dict(about[name].most_common(4)) for name in ("errors", "ends"))
-        return sorted(tasks.values(), key=lambda about: (about["right"] / about["rollouts"], -about["rollouts"]))
+        return sorted(tasks.values(), key=lambda about: (about["right"] / (about["judged"] or 1), -about["rollouts"]))
 
     def _add_fields(self, rows: Sequence[dict[str, Any]], expression: str) -> None:
         ids = [row["id"] for row in rows]
@@ -645,9 +649,9 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\%_])", r"\\\1", text)
 
 
-_COLUMNS = tuple(name for name in SHOWN if name not in ("id", "tree", *FACETS))
-_COLUMNS_SHOWN = ", ".join(f"{'c' if name in FACETS else 'r'}.{name}" for name in SHOWN)
-_JOINED = "CROSS JOIN combinations c ON c.id = r.combination"
+_COLUMNS = tuple(name for name in SHOWN if name not in ("id", "tree", "file", *FACETS))
+_COLUMNS_SHOWN = ", ".join("s.path" if name == "file" else f"{'c' if name in FACETS else 'r'}.{name}" for name in SHOWN)
+_JOINED = "CROSS JOIN combinations c ON c.id = r.combination CROSS JOIN sources s ON s.id = r.source"
 _MARKS = ", ".join("?" * (5 + len(_COLUMNS)))
 _INSERT = f"INSERT INTO rollouts(id, source, member, place, combination, {', '.join(_COLUMNS)}) VALUES ({_MARKS})"
 _TREES = """
@@ -712,7 +716,8 @@ def _row_of(rollout: _Rollout) -> tuple[tuple[Any, ...], tuple[str, ...], tuple[
 
 def _shown(prompt: str) -> str:
     """Return the end of a prompt, with the question, without the template's marks."""
-    return " ".join(_ROLE_MARK.sub(" ", prompt[-1000:]).split())[-QUESTION:]
+    text = " ".join(_ROLE_MARK.sub(" ", prompt[-1000:]).split())
+    return text if len(text) <= QUESTION else "…" + text[1 - QUESTION :]
 
 
 def make_indexer(folder: Path) -> Any:

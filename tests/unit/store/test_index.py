@@ -131,7 +131,7 @@ def test_failures_are_counted_by_step_and_after_the_first_repair(index: Index) -
 
 def test_tasks_have_their_rates_and_errors(index: Index) -> None:
     (task,) = index.tasks()
-    assert task == {"task": "zoo", "rollouts": 5, "right": 2, "errors": {"NameError": 3},
+    assert task == {"task": "zoo", "rollouts": 5, "judged": 4, "right": 2, "errors": {"NameError": 3},
                     "ends": {"answer": 4, "turns": 1}}  # fmt: skip
 
 

@@ -77,7 +77,7 @@ class Viewer:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.runs = [IndexedRun(name, root, Index(root)) for name, root in unique_names(roots).items()]
         self._ending = threading.Event()
-        self._tokenizers: dict[Path, Any] = {}
+        self._tokenizers: dict[tuple[Path, str], Any] = {}
 
     def follow(self) -> threading.Thread:
         """Keep the indexes up to date in a thread, until `close`."""
@@ -266,31 +266,34 @@ class Viewer:
 
     def tokens(self, run: IndexedRun, number: int) -> list[list[str]] | None:
         """Return each token's text by segment, prompt first; None without the tokenizer."""
-        tokenizer = self._tokenizer(run.root)
-        if tokenizer is None:
-            return None
         made = json.loads(self.line(run, number))
+        if self._tokenizer(run.root, made) is None:
+            return None
         pieces = self.pieces(run, made, {})
         return [[pieces[id] for id in s.get("ids") or ()] for s in _segments(made)]
 
     def pieces(self, run: IndexedRun, made: dict[str, Any], known: Mapping[int, str]) -> dict[int, str]:
         """Decode the trajectory's token ids that are not in `known`; {} without a tokenizer."""
-        if (tokenizer := self._tokenizer(run.root)) is None:
+        if (tokenizer := self._tokenizer(run.root, made)) is None:
             return {}
         ids = {id for segment in _segments(made) for id in segment.get("ids") or ()} - known.keys()
         return {id: tokenizer.decode([id], skip_special_tokens=False) for id in ids}
 
-    def _tokenizer(self, root: Path) -> Any:
-        if root not in self._tokenizers:
-            places = (root / "final", *sorted((root / "checkpoints").glob("step-*"), reverse=True))
-            there = next((p / "tokenizer.json" for p in places if (p / "tokenizer.json").is_file()), None)
-            self._tokenizers[root] = None
+    def _tokenizer(self, root: Path, made: dict[str, Any]) -> Any:
+        """The tokenizer of a run, of the run that holds an evaluation, or of the model that a rollout names."""
+        named = (made.get("provenance") or {}).get("model") or ""
+        if (root, named) not in self._tokenizers:
+            runs = (root, root.parent)
+            places = [folder for run in runs for folder in (run / "final", *sorted(run.glob("checkpoints/step-*")))]
+            files = (place / "tokenizer.json" for place in (*places, Path(named)))
+            there = next((file for file in files if file.is_file()), None)
+            self._tokenizers[root, named] = None
             with suppress(ImportError):
                 from tokenizers import Tokenizer
 
                 if there is not None:
-                    self._tokenizers[root] = Tokenizer.from_file(str(there))
-        return self._tokenizers[root]
+                    self._tokenizers[root, named] = Tokenizer.from_file(str(there))
+        return self._tokenizers[root, named]
 
     def exported(self, asked: dict[str, str]) -> Iterator[bytes]:
         """Yield the stored lines of all matching rollouts."""

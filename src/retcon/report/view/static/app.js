@@ -128,6 +128,7 @@ const COLUMNS = [
   ["tokens", "tokens", "num"], ["seconds", "seconds", "num"], ["tree", "tree", "num"],
 ];
 const SORTABLE = new Set(["name", "step", "reward", "failures", "turns", "tokens", "advantage", "seconds", "tree"]);
+const fileOf = (row) => row.file === "." ? null : row.file;
 const one = (row, query = {}) => address("one", [row.run, row.id], { ...query, name: row.name });
 const ROW = 30, PAGE = 100;
 
@@ -195,7 +196,7 @@ function List({ query, runs }) {
     shown.push(html`<div key=${n} id=${"row" + n} role="row" aria-rowindex=${n + 2} aria-selected=${n === chosen} class=${"row" + (n === chosen ? " chosen" : "")}
         style=${{ top: n * ROW + "px" }} onClick=${() => { choose(n); open(found); }}>
       ${found ? COLUMNS.map(([name, , kind]) => html`<span role="gridcell" key=${name} data-column=${name} class=${"cell " + kind + (name === "reward" ? " " + found.verdict : "")} title=${visible(String(found[name] ?? ""))}>
-        ${name === "question" && found.found?.length ? html`<em>in ${found.found.join(", ")}</em> ` : ""}${visible(found[name] == null ? "–" : typeof found[name] === "number" ? number(found[name]) : found[name])}</span>`)
+        ${name === "question" && found.found?.length ? html`<em>in ${found.found.join(", ")}</em> ` : ""}${name === "name" ? html`<bdi dir="ltr">${visible(found.name)}</bdi>` : visible(number(found[name]))}</span>`)
         : html`<span role="gridcell" class="cell soft">…</span>`}
     </div>`);
   }
@@ -212,7 +213,9 @@ function List({ query, runs }) {
         : html`<span key=${name} class=${"cell " + kind}>${title}</span>`)}</div>
       <div class="rows" role="grid" aria-label="rollouts" aria-rowcount=${total + 1} aria-activedescendant=${"row" + chosen} tabindex="0" ref=${box} onScroll=${look} onKeyDown=${keyed}>
         <div class="space" style=${{ height: total * ROW + "px" }}>${shown}</div>
-        ${counted.found && !total && html`<p class="empty">No rollout fits these filters.</p>`}
+        ${counted.found && !total && (Object.keys(query).length || !runs.some((run) => run.problems.length) ? html`<p class="empty">No rollout fits these filters.</p>`
+          : html`<div class="empty"><p>There is no trajectory here:</p>${runs.flatMap((run) => run.problems.map((problem) => html`<p class="wrong">${visible(run.name)}: ${visible(problem)}</p>`))}
+            <p>Of transcripts, <code>retcon purify</code> writes trajectories beside its output, into <code>NAME.audit.jsonl</code>: those with a failed call, raw beside purified.</p></div>`)}
       </div>
     </section>
   </main>`;
@@ -250,7 +253,7 @@ function Filters({ query, counts, error, runs }) {
   };
   const field = (name, label, more = {}) => html`<label>${label}<input value=${query[name] || ""} onChange=${(e) => amend({ [name]: e.target.value.trim() })} ...${more} /></label>`;
   return html`<form class="filters" onSubmit=${(e) => e.preventDefault()} aria-label="filters">
-    <div class="search"><input type="search" id="search" placeholder="search words, code, output ( / )" aria-label="search" value=${text} onInput=${(e) => search(e.target.value)} />
+    <div class="search"><input type="search" id="search" placeholder="search ( / )" aria-label="search" value=${text} onInput=${(e) => search(e.target.value)} />
       <select aria-label="field to search" value=${query.field || ""} onChange=${(e) => amend({ field: e.target.value })}>
         ${[["", "anywhere"], ["question", "question"], ["words", "model's words"], ["code", "code"], ["output", "output"]].map(([value, title]) => html`<option value=${value}>${title}</option>`)}</select></div>
     ${error && html`<p class="error" role="alert">${error}</p>`}
@@ -305,7 +308,7 @@ function One({ run, id: given, name, find, runs }) {
     ["reward", html`<b class=${made.reward > 0 ? "right" : made.reward == null ? "" : "wrong"}>${number(made.reward)}</b>`], ["judged", made.reason], ["answer", made.answer],
     ["expected", made.expected], ["ended by", made.stop ?? "answer"], ["selection", made.selection && html`${made.selection} <span class="soft">${WHY[made.selection] || ""}</span>`],
     ["advantage", training.advantage == null ? null : number(training.advantage)], ["staleness", training.staleness], ["seconds", training.seconds], ["step", step],
-    ["branched off", made.branch && `${made.branch.parent}, after turn ${made.branch.turns}`], ["weights", made.provenance?.model],
+    ["branched off", made.branch && `${made.branch.parent}, after turn ${made.branch.turns}`], ["weights", made.provenance?.model], ["file", fileOf(row)],
   ].filter(([, value]) => value != null && value !== "");
   return html`<main class="one">
     <h1>${visible(made.id)}</h1>
@@ -314,7 +317,7 @@ function One({ run, id: given, name, find, runs }) {
     <dl class="facts">${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd dir="auto">${typeof value === "string" ? visible(value).slice(0, 2000) : value}</dd></div>`)}</dl>
     <${Tree} run=${run} row=${row} made=${made} />
     ${!offline && html`<${Note} run=${run} id=${made.id} /><${Change} run=${run} id=${id} done=${() => setChanged((n) => n + 1)} />`}
-    ${mode === "raw" ? html`<${Text} text=${JSON.stringify(made, null, 1)} find=${find} />`
+    ${mode === "raw" ? html`<${Text} text=${JSON.stringify(made, null, 1).replace(/\[[-\d.,\seE]+\]/g, (numbers) => numbers.replace(/\s+/g, " "))} code find=${find} />`
       : mode === "tokens" ? tokens.found === undefined && !tokens.error ? html`<p>…</p>` : html`<${Tokens} made=${made} pieces=${tokens.found} />`
       : html`<details open><summary>prompt</summary><${Text} text=${made.prompt.map((s) => s.text).join("")} find=${find} /></details>
         ${made.turns.map((turn, n) => html`<${Turn} turn=${turn} number=${n + 1} run=${run} id=${id} find=${find} checkpoint=${runs[run]?.checkpoint} />`)}`}
@@ -380,7 +383,7 @@ function Counterfactuals({ run, id, turn }) {
 function Turn({ turn, number: n, run, id, find, checkpoint }) {
   const repair = turn.repair, replaced = repair && ["shallow", "deep", "resampled", "described"].includes(repair.decision);
   return html`<section class="turn" aria-label=${"turn " + n}>
-    <h2>turn ${n}${repair ? html` <span class=${"badge " + (replaced ? "repaired" : "")}>${repair.decision}</span> <span class="soft">${visible(repair.reason || "")}${repair.similarity != null ? `, similarity ${number(repair.similarity)}` : ""}, ${repair.attempts} ${repair.attempts === 1 ? "attempt" : "attempts"}</span>` : ""}</h2>
+    <h2>turn ${n}${repair ? html` <span class=${"badge " + (replaced ? "repaired" : "")}>${repair.decision}</span> <span class="soft">${[visible(repair.reason || ""), repair.similarity != null && `similarity ${number(repair.similarity)}`, `${repair.attempts} ${repair.attempts === 1 ? "attempt" : "attempts"}`].filter(Boolean).join(", ")}</span>` : ""}</h2>
     ${repair && turn.abandoned?.length ? html`<div class="sides"><div class="side"><h3>raw: as it was sampled</h3>${(replaced ? [] : [turn]).concat(turn.abandoned).map((attempt, k) => html`<h4>${k === 0 ? "the failure" : "attempt " + k}</h4><${Attempt} turn=${attempt} run=${run} id=${id} find=${find} at=${{ turn: n - 1, attempt: replaced ? k : k - 1 }} />`)}</div>
       <div class="side"><h3>purified: what is learnt from</h3><${Attempt} turn=${turn} run=${run} id=${id} find=${find} spliced=${replaced} at=${{ turn: n - 1, attempt: -1 }} /></div></div>`
       : html`<${Attempt} turn=${turn} run=${run} id=${id} find=${find} at=${{ turn: n - 1, attempt: -1 }} />`}
@@ -487,17 +490,17 @@ function Group({ run, task, step, runs }) {
   const rows = useAnswer("rows", { run, ...(step === "" ? { task } : { group: `${task}/${step}` }), limit: 500, sort: "-reward" }).found;
   const [pair, setPair] = useState([]);
   if (!rows) return html`<main class="one"><p>…</p></main>`;
-  const kept = rows.filter((row) => row.selection === "kept" || !row.selection);
-  const mean = (some) => number(some.reduce((sum, row) => sum + (row.reward ?? 0), 0) / (some.length || 1));
+  const kept = rows.filter((row) => row.selection === "kept").length;
+  const mean = (some) => { const judged = some.filter((row) => row.reward != null); return judged.length ? number(judged.reduce((sum, row) => sum + row.reward, 0) / judged.length) : "–"; };
   const key = (row) => `${row.run}/${row.id}`;
   const pick = (row) => setPair((now) => now.some((other) => key(other) === key(row)) ? now.filter((other) => key(other) !== key(row)) : [...now, row].slice(-2));
-  const several = run === "" && runs.length > 1;
+  const several = run === "" && runs.length > 1, files = new Set(rows.map((row) => row.file)).size > 1;
   return html`<main class="one"><h1>${visible(task)}${step !== "" ? `, step ${step}` : ""}</h1>
-    <p>${rows.length} rollouts, ${kept.length} kept; mean reward ${several ? runs.map((about, n) => `${about.name}: ${mean(rows.filter((row) => row.run === n))}`).join(", ") : mean(rows)}; expected <b>${visible(rows[0]?.expected ?? "–")}</b></p>
-    <table class="plain"><thead><tr><th>diff</th>${several && html`<th>run</th>`}<th>rollout</th><th>reward</th><th>answer</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th><th>kept or dropped, and why</th></tr></thead>
+    <p>${rows.length} ${rows.length === 1 ? "rollout" : "rollouts"}${rows.some((row) => row.selection) ? `, ${kept} kept` : ""}; mean reward ${several ? runs.map((about, n) => `${about.name}: ${mean(rows.filter((row) => row.run === n))}`).join(", ") : mean(rows)}; expected <b>${visible(rows[0]?.expected ?? "–")}</b></p>
+    <table class="plain"><thead><tr><th>diff</th>${several && html`<th>run</th>`}<th>rollout</th>${files && html`<th>file</th>`}<th>reward</th><th>answer</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th><th>kept or dropped, and why</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${key(row)} class=${row.selection && row.selection !== "kept" ? "dropped" : ""}>
       <td><input type="checkbox" aria-label=${"compare " + row.name} checked=${pair.some((other) => key(other) === key(row))} onChange=${() => pick(row)} /></td>${several && html`<td>${visible(runs[row.run]?.name ?? "")}</td>`}
-      <td><a href=${one(row)}>${visible(row.name)}</a></td><td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="num">${number(row.advantage)}</td>
+      <td><a href=${one(row)}>${visible(row.name)}</a></td>${files && html`<td>${visible(row.file.replace(/^trajectories\/|\.jsonl.*/g, ""))}</td>`}<td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="num">${number(row.advantage)}</td>
       <td class="num">${row.failures}</td><td>${visible(row.errors)}</td><td>${row.repair}</td><td class="num">${row.turns}</td><td class="num">${number(row.tokens)}</td><td>${row.selection || "–"} <span class="soft">${WHY[row.selection] || ""}</span></td></tr>`)}</tbody></table>
     ${pair.length === 2 && html`<${Diff} one=${pair[0]} other=${pair[1]} runs=${runs} />`}
   </main>`;
@@ -538,7 +541,7 @@ function Failures({ runs, query }) {
     ${asked.error && html`<p class="error">${asked.error}</p>`}
     <table class="plain"><thead><tr><th>failure</th><th>calls</th><th>repaired</th><th>after the first repair</th><th>steps</th><th>by step</th></tr></thead><tbody>${rows.map((row) => html`<tr key=${row.id}>
       <td class="message"><a href=${open(row)}>${visible(row.error)}</a> ${visible(row.text.startsWith(row.error) ? row.text.slice(row.error.length + 1) : row.text)}</td><td class="num">${number(row.count)}</td><td class="num">${number(row.repaired)}</td>
-      <td class="num">${row.later == null ? html`<span class="soft">never repaired</span>` : number(row.later)}</td><td class="num">${row.first == null ? "–" : `${row.first}–${row.last}`}</td><td>${row.steps.length > 1 && row.first != null && html`<${Bars} steps=${row.steps} label="failures by step" small />`}</td></tr>`)}</tbody></table>
+      <td class="num">${row.later == null ? html`<span class="soft">never repaired</span>` : number(row.later)}</td><td class="num">${row.first == null ? "–" : row.first === row.last ? row.first : `${row.first}–${row.last}`}</td><td>${row.last > row.first && html`<${Bars} steps=${row.steps} label="failures by step" small />`}</td></tr>`)}</tbody></table>
     ${asked.found && !rows.length && html`<p class="empty">No call failed${query.text ? " so" : ""}.</p>`}</main>`;
 }
 
@@ -552,7 +555,7 @@ function Problems({ runs, query }) {
     tables.forEach((rows, n) => rows.forEach((row) => { if (!found.has(row.task)) found.set(row.task, []); found.get(row.task)[n] = row; }));
     return [...found];
   }, [tables]);
-  const rate = (row) => row ? row.right / row.rollouts : null;
+  const rate = (row) => row?.judged ? row.right / row.judged : null;
   const spread = (rows) => { const rates = [...rows].map(rate).filter((r) => r != null); return Math.max(...rates) - Math.min(...rates); };
   const least = (rows) => Math.min(...[...rows].map((row) => rate(row) ?? 1));
   const sort = query.sort || (runs.length > 1 ? "difference" : "least"), most = +(query.most || 200);
@@ -564,7 +567,7 @@ function Problems({ runs, query }) {
       sort by ${[["least", "least solved"], ["difference", "difference of runs"]].map(([name, title]) => html`<button aria-pressed=${sort === name} onClick=${() => amend({ sort: name })}>${title}</button>`)}
       <span role="status">${wanted.length.toLocaleString()} of ${tasks.length.toLocaleString()}</span></p>
     <table class="plain"><thead><tr><th>problem</th>${runs.map((run) => html`<th>right${runs.length > 1 ? ": " + run.name : ""}</th>`)}<th>errors</th><th>ended by</th></tr></thead><tbody>${wanted.slice(0, most).map(([task, rows]) => html`<tr key=${task}>
-      <td><a href=${address("group", [runs.length > 1 ? "" : 0, task, ""])}>${visible(task)}</a></td>${runs.map((_, n) => html`<td class=${"num " + (rows[n]?.right ? "" : "wrong")}>${rows[n] ? `${rows[n].right} of ${rows[n].rollouts}` : "–"}</td>`)}
+      <td><a href=${address("group", [runs.length > 1 ? "" : 0, task, ""])}>${visible(task)}</a></td>${runs.map((_, n) => html`<td class=${"num " + (rate(rows[n]) === 0 ? "wrong" : "")}>${!rows[n] ? "–" : rows[n].judged ? `${rows[n].right} of ${rows[n].judged}` : `${rows[n].rollouts} not judged`}</td>`)}
       <td>${summed(rows, "errors")}</td><td>${summed(rows, "ends")}</td></tr>`)}</tbody></table>
     ${wanted.length > most && html`<button class="more" onClick=${() => amend({ most: most * 5 })}>show more</button>`}</main>`;
 }
@@ -593,6 +596,7 @@ function Runs({ runs, query }) {
     ${chosen.map((name) => html`<${Curve} key=${name} name=${name} runs=${runs} metrics=${metrics} axis=${axis} smooth=${smooth} remove=${() => amend({ metrics: chosen.filter((one) => one !== name).join(",") })} />`)}
   </main>`;
 }
+const INCREMENTS = [...Array(11)].flatMap((_, n) => [1, 2, 5].map((k) => k * 10 ** n));
 const INKS = ["#1f77b4", "#d95f02", "#1b9e77", "#b5469c", "#8c6d31", "#7570b3"];
 function Curve({ name, runs, metrics, axis, smooth, remove }) {
   const box = useRef();
@@ -604,7 +608,7 @@ function Curve({ name, runs, metrics, axis, smooth, remove }) {
     const ink = getComputedStyle(document.body).color;
     const scale = { stroke: ink, grid: { stroke: "#8884", width: 1 }, ticks: { stroke: "#8884" } };
     const plot = new uPlot({
-      width: box.current.clientWidth, height: 220, scales: { x: { time: false } }, axes: [{ ...scale, label: AXES[axis] }, { ...scale, size: 60 }], cursor: { drag: { x: true } },
+      width: box.current.clientWidth, height: 220, scales: { x: { time: false } }, axes: [{ ...scale, label: AXES[axis], incrs: INCREMENTS }, { ...scale, size: 60 }], cursor: { drag: { x: true } },
       series: [{ label: AXES[axis] }, ...shown.map(([run, n]) => ({ label: run.name, stroke: INKS[n % INKS.length], width: 1.6, spanGaps: true, points: { show: false } }))],
     }, tables.length === 1 ? tables[0] : uPlot.join(tables), box.current);
     plot.over.addEventListener("click", () => {

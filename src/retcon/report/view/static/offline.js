@@ -122,9 +122,10 @@ const answers = {
   tasks: (about) => {
     const tasks = new Map(), add = (counts, value) => { counts[value] = (counts[value] || 0) + 1; };
     for (const row of all()[about.run].rows) {
-      if (!tasks.has(row.task)) tasks.set(row.task, { task: row.task, rollouts: 0, right: 0, errors: {}, ends: {} });
+      if (!tasks.has(row.task)) tasks.set(row.task, { task: row.task, rollouts: 0, judged: 0, right: 0, errors: {}, ends: {} });
       const task = tasks.get(row.task);
       task.rollouts++;
+      task.judged += row.verdict !== "";
       task.right += row.verdict === "right";
       add(task.ends, row.stop);
       for (const error of row.errors.split(" ").filter(Boolean)) add(task.errors, error);
