@@ -106,6 +106,16 @@ def test_agents_may_share_one_list_of_messages() -> None:
     assert all(any(ids == seen[: len(ids)] for seen in told) for _, ids in engine.seen), "ids are the engine's"
 
 
+def test_a_conversation_without_a_new_message_is_refused() -> None:
+    async def play(client: Asking) -> None:
+        told = [user("Look up one")]
+        made = (await client.post(told, session="s")).json()["choices"][0]["message"]
+        refused = await client.post([*told, made], session="s")
+        assert (refused.status_code, "no message follows" in refused.text) == (400, True)
+
+    asked(play, reply)
+
+
 def test_without_urls_of_their_own_conversations_stand_beside_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
     (made,), *_ = rolled(lambda task, endpoint: managed(task, endpoint, agents=False), reply, style="hermes")
     assert places(made) == [("1", "", -1, "beside"), ("2", "", -1, "beside")]
