@@ -6,9 +6,9 @@
 For each arm, over all of its seeds and the steps up to --until: e, the share of first calls that fail as sampled; f,
 that of these after which the history that is learnt from goes on with a call that works (by a repair, or by itself);
 s, the share of rollouts with a clean first call that are right; h, how much of it is left where that call failed as
-sampled and stayed. And the push itself: in the histories that are learnt from, with q the share whose first call is
-clean, q (1 − q) times the mean advantage of these less that of the others; beside it, what the first-order estimate of
-docs/protocol.md makes of e, f, s and h.
+sampled and stayed; r, how much where a fix replaced it. And the push itself: in the histories that are learnt from,
+with q the share whose first call is clean, q (1 - q) times the mean advantage of these less that of the others; beside
+it, what the first-order estimate of docs/protocol.md makes of e, f, s and h.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     arms = options.arms or sorted(
         folder.name for folder in options.comparison.iterdir() if any(folder.glob("seed-*/trajectories"))
     )
-    print("| arm | e | f | s | h | right | push, measured | push, estimated |\n|---|" + "---:|" * 7)
+    print("| arm | e | f | s | h | r | right | push, measured | push, estimated |\n|---|" + "---:|" * 8)
     for arm in arms:
         found = list(rollouts(options.comparison / arm, options.until))
         print(f"| {arm} | " + " | ".join("–" if v is None else f"{v:.3f}" for v in measured(found)) + " |", flush=True)
@@ -47,26 +47,27 @@ def rollouts(arm: Path, until: int) -> Iterator[Trajectory]:
 def measured(found: Iterable[Trajectory]) -> tuple[float | None, ...]:
     """Measure an arm's rollouts.
 
-    Returns e, f, s, h, the share that is right, the push, and its estimate; None where nothing is counted.
+    Returns e, f, s, h, r, the share that is right, the push, and its estimate; None where nothing is counted.
     """
     called = [(one, *calls) for one in found if (calls := first_calls(one)) is not None]
     failed = [(one, kept) for one, first, kept in called if first.failures]
     clean = [one for one, first, _ in called if not first.failures]
     stayed = [one for one, kept in failed if kept.failures]
+    replaced = [one for one, kept in failed if not kept.failures]
     e = len(failed) / len(called)
     f = mean(not kept.failures or retried(one) for one, kept in failed)
-    s, after = mean(map(right, clean)), mean(map(right, stayed))
+    s, after, fixed = (mean(map(right, some)) for some in (clean, stayed, replaced))
     h = after / s if s and after is not None else None
+    r = fixed / s if s and fixed is not None else None
     advantages = [((one.training and one.training.advantage) or 0.0, kept) for one, _, kept in called]
     good = [value for value, kept in advantages if not kept.failures]
     bad = [value for value, kept in advantages if kept.failures]
     q = len(good) / len(called)
     push = q * (1 - q) * (fmean(good) - fmean(bad)) if good and bad else 0.0
-    saar = any(not kept.failures for _, kept in failed)
     estimate = None
     if f is not None and s is not None and h is not None:
-        estimate = e * s * (1 - f) * (1 - e + e * f) if saar else e * (1 - e) * s * (1 - f * h)
-    return e, f, s, h, mean(right(one) for one, *_ in called), push, estimate
+        estimate = e * s * (1 - f) * (1 - e + e * f) if replaced else e * (1 - e) * s * (1 - f * h)
+    return e, f, s, h, r, mean(right(one) for one, *_ in called), push, estimate
 
 
 def first_calls(one: Trajectory) -> tuple[Turn, Turn] | None:
