@@ -247,6 +247,7 @@ def measure_storing(recipe: str, start: str, out: Path, steps: int, pairs: int) 
     from retcon.store.index import make_indexer
 
     files = sorted((out / "0-10" / "trajectories").iterdir())
+    (out / "again" / "trajectories").mkdir(parents=True, exist_ok=True)
     spent = 0.0
     for file in files:
         rollouts = list(jsonl.read(file))
@@ -281,7 +282,7 @@ def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
                 return page
 
             def keep(page: Page, name: str) -> None:
-                page.screenshot(path=out / f"{name}.png")
+                page.screenshot(path=out / f"view-{name}.png")
                 page.close()
 
             keep(opened("#/failures?sort=later", ".bars"), "failures")
@@ -297,7 +298,7 @@ def take_pictures(ours: Path, theirs: Path, out: Path) -> None:
             page.keyboard.press("t")
             page.click(".unlikely summary")
             page.click("button:has-text('prefixes')")
-            page.mouse.wheel(0, -9999)
+            page.evaluate("document.querySelector('.tokens').scrollIntoView()")
             page.wait_for_timeout(300)
             keep(page, "tokens")
             page = opened("#/problems", ".plain td a")
@@ -322,6 +323,45 @@ ROWS = {
 """The cell of a row that shows its question, on each page."""
 
 
+EXPORTED = 10_000
+"""Most rollouts that are exported as samples: a log's writer holds all of them, with 100 KB each."""
+
+
+def repeat_log(path: Path, count: int) -> None:
+    """Repeat an Inspect log's samples up to `count`, under new numbers."""
+    from zipfile import ZipFile
+
+    from inspect_ai.log._recorders.eval import zipfile_compress_kwargs  # it teaches zipfile zstd, too
+
+    numbers = re.compile(r"(?<=roblem )\d{6}")
+    whole = path.with_suffix(".whole")
+    with ZipFile(path) as given, ZipFile(whole, "w", **zipfile_compress_kwargs) as out:
+        summaries, texts = json.loads(given.read("summaries.json")), {}
+        for about in summaries:
+            name = f"samples/{about['id']}_epoch_{about['epoch']}.json"
+            texts[about["id"], about["epoch"]] = given.read(name).decode()
+        epochs, made = max(about["epoch"] for about in summaries), []
+        out.writestr("_journal/start.json", given.read("_journal/start.json"))
+        for number in range(count):
+            copy, at = divmod(number, len(summaries))
+            old, problem = summaries[at], f"{number + 1:06d}"
+            new = {
+                **old,
+                "epoch": old["epoch"] + copy * epochs,
+                "uuid": f"u{number:021d}",
+                "input": numbers.sub(problem, old["input"]),
+            }
+            text = numbers.sub(problem, texts[old["id"], old["epoch"]]).replace(old["uuid"], new["uuid"])
+            text = text.replace(f'"epoch":{old["epoch"]},', f'"epoch":{new["epoch"]},', 1)
+            out.writestr(f"samples/{new['id']}_epoch_{new['epoch']}.json", text)
+            made.append(new)
+        out.writestr("summaries.json", json.dumps(made))
+        header = json.loads(given.read("header.json"))
+        header["results"] |= {"total_samples": count, "completed_samples": count}
+        out.writestr("header.json", json.dumps(header))
+    whole.replace(path)
+
+
 def compare_pages(run: Path, inspect: str, rounds: int) -> None:
     """Time a made run in `inspect view` and `retcon view` alternately. Medians, in one browser."""
     from playwright.sync_api import sync_playwright
@@ -334,7 +374,10 @@ def compare_pages(run: Path, inspect: str, rounds: int) -> None:
         index.update()
         logs.mkdir(exist_ok=True)
         numbers = index.numbers(Query())
-        write_selection("eval", (index.line(number) for number in numbers), logs / "rollouts.eval", name="made")
+        lines = (index.line(number) for number in numbers[:EXPORTED])
+        write_selection("eval", lines, logs / "rollouts.eval", name="made")
+        if len(numbers) > EXPORTED:
+            repeat_log(logs / "rollouts.eval", len(numbers))
     theirs = [inspect, "view", "--log-dir", str(logs), "--port", "7962"]
     ours = [sys.executable, "-m", "retcon", "view", str(run), "--port", "7963", "--token", "t"]
     addresses = {"inspect": "http://127.0.0.1:7962/#/logs/rollouts.eval/samples", "retcon": "http://127.0.0.1:7963/t/"}

@@ -497,11 +497,11 @@ function Group({ run, task, step, runs }) {
   const several = run === "" && runs.length > 1, files = new Set(rows.map((row) => row.file)).size > 1;
   return html`<main class="one"><h1>${visible(task)}${step !== "" ? `, step ${step}` : ""}</h1>
     <p>${rows.length} ${rows.length === 1 ? "rollout" : "rollouts"}${rows.some((row) => row.selection) ? `, ${kept} kept` : ""}; mean reward ${several ? runs.map((about, n) => `${about.name}: ${mean(rows.filter((row) => row.run === n))}`).join(", ") : mean(rows)}; expected <b>${visible(rows[0]?.expected ?? "–")}</b></p>
-    <table class="plain"><thead><tr><th>diff</th>${several && html`<th>run</th>`}<th>rollout</th>${files && html`<th>file</th>`}<th>reward</th><th>answer</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th><th>kept or dropped, and why</th></tr></thead>
+    <table class="plain"><thead><tr><th>diff</th>${several && html`<th>run</th>`}<th>rollout</th>${files && html`<th>file</th>`}<th>reward</th><th>answer</th><th>kept or dropped, and why</th><th>advantage</th><th>failed</th><th>errors</th><th>repair</th><th>turns</th><th>tokens</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${key(row)} class=${row.selection && row.selection !== "kept" ? "dropped" : ""}>
       <td><input type="checkbox" aria-label=${"compare " + row.name} checked=${pair.some((other) => key(other) === key(row))} onChange=${() => pick(row)} /></td>${several && html`<td>${visible(runs[row.run]?.name ?? "")}</td>`}
-      <td><a href=${one(row)}>${visible(row.name)}</a></td>${files && html`<td>${visible(row.file.replace(/^trajectories\/|\.jsonl.*/g, ""))}</td>`}<td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="num">${number(row.advantage)}</td>
-      <td class="num">${row.failures}</td><td>${visible(row.errors)}</td><td>${row.repair}</td><td class="num">${row.turns}</td><td class="num">${number(row.tokens)}</td><td>${row.selection || "–"} <span class="soft">${WHY[row.selection] || ""}</span></td></tr>`)}</tbody></table>
+      <td><a href=${one(row)}>${visible(row.name)}</a></td>${files && html`<td>${visible(row.file.replace(/^trajectories\/|\.jsonl.*/g, ""))}</td>`}<td class=${"num " + row.verdict}>${number(row.reward)}</td><td>${visible(row.answer ?? "–")}</td><td class="message">${row.selection || "–"} <span class="soft">${WHY[row.selection] || ""}</span></td><td class="num">${number(row.advantage)}</td>
+      <td class="num">${row.failures}</td><td>${visible(row.errors)}</td><td>${row.repair}</td><td class="num">${row.turns}</td><td class="num">${number(row.tokens)}</td></tr>`)}</tbody></table>
     ${pair.length === 2 && html`<${Diff} one=${pair[0]} other=${pair[1]} runs=${runs} />`}
   </main>`;
 }
