@@ -31,6 +31,7 @@ def test_names_and_numbers_are_told_apart_by_their_length_and_their_point() -> N
     assert tokens(text) == {"take", "42", "12345", "2.5", "for", "root", "7"}
     assert tokens(text, shortest=4) == {"take", "12345", "2.5", "root"}
     assert mentions(text) == {"r1", "12345", "2.5", "root"}
+    assert mentions("The roots are 98,765 and 4.") == {"98765"}, "numbers with commas, too"
     assert decimals(text) == {"2.5"}
 
 
