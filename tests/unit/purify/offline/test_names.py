@@ -141,6 +141,7 @@ def test_an_import_of_all_names_is_seen_and_binds_none_that_is_known(
         ("def f() -> x:\n    return 1", {"x"}), ("@x\ndef f():\n    return 1", {"x"}), ("y[0] += x", {"x"}),
         ("x.a += 1", {"x"}), ("try:\n    pass\nfinally:\n    print(x)", {"x"}), ("y = x if z else 0", {"x"}),
         ("x = 1\nif y:\n    z = 2\nelse:\n    print(x)", set()), ("x = 1\nclass A:\n    y = 2\nprint(x)", set()),
+        ("for i in y:\n    x = 1\n    class A:\n        z = 2\n    print(x)", set()),
         ("def f():\n    try:\n        x = 1\n    except ValueError:\n        print(x)\nf()", set()),
         ("class x:\n    y = 1\nx()", set()),
     ],
