@@ -18,7 +18,7 @@ from retcon.core.types import Observation, ToolCall, ToolSpec, Trajectory, histo
 from retcon.engine.kinds.scripted import Reply, ScriptedEngine
 from retcon.engine.types import SamplingParams
 from retcon.purify.saar import Saar
-from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext, is_purified
+from retcon.rollout.context import MAX_CHARS, MAX_REASONS, Faults, RolloutContext, count_ungraded, is_purified
 from retcon.rollout.group import rollout_group
 from retcon.rollout.loop import run_rollout
 from retcon.rollout.strategy import Measured, Point
@@ -342,3 +342,12 @@ def test_so_does_one_whose_state_is_not_to_be_had(operation: str, caplog: pytest
 
 def test_one_that_cannot_be_closed_is_gone() -> None:
     assert rolled(Kept("close"), call("y"), "answer").stop == "answer"
+
+
+def test_only_rollouts_that_answered_can_be_ungraded() -> None:
+    answered = play([call("print(1)"), "It is 1."], {}).trajectory
+    graded, ungraded = replace(answered, reward=1.0), replace(answered, reward=None)
+    ends_in_a_call = replace(ungraded, turns=ungraded.turns[:1])
+    cut = replace(ungraded, turns=(replace(ungraded.turns[-1], stop="length"),))
+    assert count_ungraded([graded, ungraded, ends_in_a_call, cut]) == (1, 2)
+    assert count_ungraded([replace(cut, returned="1"), replace(ungraded, turns=())]) == (1, 1)

@@ -55,6 +55,15 @@ def test_a_wrong_rollout_resumes_ever_earlier_until_it_ends_otherwise() -> None:
     assert BranPO().resume([wrong, resumed(wrong, "x", 3, 4, right=True)]) == []
 
 
+def test_where_half_is_right_a_wrong_rollout_has_four_tries() -> None:
+    right, wrong = rollout("r", 4, right=True), rollout("w", 4, right=False)
+    group, points = [right, wrong], []
+    for n in range(6):
+        points += [turns for at, turns in BranPO().resume(group) if group[at] is wrong]
+        group.append(resumed(wrong, f"w{n}", 1, 4, right=False))
+    assert points == [3, 3, 2, 2]
+
+
 def test_endings_are_compared_and_beginnings_by_what_followed() -> None:
     """Â is the reward less the mean: of 1, 0, 1, 1 for endings, of A's 1 and the mean of B and X for beginnings."""
     x, alike = resumed(B, "x", 1, 3, right=True), resumed(B, "y", 2, 3, right=False)
