@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Recursive language models beside the package rlms: calls of a model from inside a program. docs/training/recursive.md.
+"""Recursive language models beside the package rlms: calls of a model by programs. docs/training/recursive.md.
 
     python -m venv /tmp/rlms && /tmp/rlms/bin/pip install rlms==0.1.3
     python benchmarks/recursive.py --rlms /tmp/rlms/bin/python [--rounds 5] [--calls 64] [--json FILE]
