@@ -114,7 +114,7 @@ def _eos(folder: Path) -> str | None:
     about = folder / "tokenizer_config.json"
     try:
         token = json.loads(about.read_text(encoding="utf-8")).get("eos_token") if about.is_file() else None
-        return str(token if token is None or isinstance(token, str) else token["content"]) if token else None
+        return str(token if isinstance(token, str) else token["content"]) if token else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{about} cannot be read: {error!r}") from error
 

@@ -249,6 +249,7 @@ class _Group:
                 after=history,
                 branch=branch,
                 in_a_row=member.in_a_row,
+                seen=dict(member.seen),
             )
             if await self._fork_state(history.id, self._id(index), tokens):
                 self._begin(child)

@@ -257,7 +257,9 @@ async def run_rollout(
         async with open_tools(context.tools, id, task=task.id, model=model) as opened:
             for earlier in turns if replay else ():
                 if opened.needs_state(earlier.calls):
-                    await opened.run(earlier.calls)
+                    again = await opened.run(earlier.calls)
+                    if any(observation.status == "infrastructure" for observation in again):
+                        raise InfrastructureFault("a tool failed on its own account as earlier calls ran again")
             while stop is None:
                 model.turn = len(turns)
                 state = TurnState(opened)
