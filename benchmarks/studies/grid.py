@@ -106,7 +106,7 @@ def calibrate(out: Path, arm: str, keys: Sequence[str]) -> None:
     """A cold start and an arm; what is there is not made again."""
     given, run = (*CALIBRATION, *keys), out / arm.rpartition("/")[2]
     if not (out / "cold" / "final").is_dir():
-        retcon("sft", "quickstart/cold_start", "--out", str(out / "cold"), *overrides_of(given, READS["sft"]))
+        retcon("sft", BASELINE, "--out", str(out / "cold"), *overrides_of(given, READS["sft"]))
     if not (run / "final").is_dir():
         retcon("train", arm, "--from", str(out / "cold"), "--out", str(run), *overrides_of(given, READS["train"]))
     metrics = [line for line in read_metrics(run / "metrics.jsonl") if line.get(HELD_OUT) is not None]
