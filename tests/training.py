@@ -59,8 +59,9 @@ def make_base(folder: Path, *, positions: int = 256, experts: int = 0) -> Path:
     return folder
 
 
-def make_demonstrations(base: Path, file: Path) -> Path:
-    """Short trajectories that call in vain, call again, and answer: a model learns each, and to do so at random."""
+def make_demonstrations(base: Path, file: Path, working: dict[str, str] = WORKING) -> Path:
+    """Short trajectories that call in vain, call again, and answer: a model learns each, and to do so at random.
+    working: programs and what they print."""
     chat = Chat(load_tokenizer(base))
 
     rng = random.Random(0)
@@ -79,7 +80,7 @@ def make_demonstrations(base: Path, file: Path) -> Path:
 
     def trajectory(n: int) -> Trajectory:
         answer = Turn((said(f"{rng.randint(1, 2)}<|im_end|>"),))
-        turns = (*map(called, [FAILING, WORKING][n % 2 :]), answer)
+        turns = (*map(called, [FAILING, working][n % 2 :]), answer)
         return Trajectory(f"demo/{n}", "go", chat.prompt("go"), turns, reward=1.0)
 
     jsonl.write(file, map(trajectory, range(30)))

@@ -44,6 +44,7 @@ from retcon.tasks.data.conventions import verl_rows, write_verl
 from retcon.tasks.registry import training_prompts
 from retcon.tasks.types import Task
 from retcon.train.objective.shaping import shaped_rewards
+from retcon.train.objective.tree import trainable
 from retcon.train.prompts import StepGroups
 from retcon.train.rl import draw_groups
 from retcon.train.rollouts import EngineWeights, GroupStream, open_rollouts
@@ -171,6 +172,41 @@ def agree(training: Training, batch: Any, told: dict[str, float], drawn: StepGro
     for group in drawn.kept:
         rewards = shaped_rewards(group, recipe.rl, build_limits(recipe))
         assert found[group[0].task] == pytest.approx(recipe.rl.advantages(rewards), abs=1e-4)
+
+
+@pytest.mark.usefixtures("ray_here")
+def test_children_are_rows_of_their_rollouts_with_its_advantage(tasks: list[Task], data: Path, tmp_path: Path) -> None:
+    base = make_base(tmp_path / "base", positions=1024)
+    programs = {"print(llm_query('go'))": "1", "print(len(llm_query_batched(['go', 'no'])))": "2"}
+    demonstrations = make_demonstrations(base, tmp_path / "demonstrations.jsonl", programs)
+    model = run_sft(small_recipe(base), demonstrations, tmp_path / "cold")
+    keys = (*SAAR, 'rollout.tools=["rlm"]', "credit.kind=inherit", "credit.weights=node")
+    recipe = recipe_of(*keys)
+    drawn = ours(recipe, model, tasks, SaidTasks())
+    training = Training(configured(model, data, *keys), replicas(model, 480))
+    try:
+        batch, told = training.step(1)
+        agree(training, batch, told, drawn, recipe)
+        rows = training.read(batch, "prompts", "responses", "response_mask", "rm_scores", "advantages")
+        last = {key.rpartition("_")[0]: n for n, key in enumerate(batch.keys)}
+        found = []
+        for n, key in enumerate(batch.keys):
+            root = last[key.rpartition("_")[0]]
+            pushed = {round(a, 5) for m in (n, root) for a in rows["advantages"][m].tolist() if a}
+            assert len(pushed) <= 1
+            assert rows["rm_scores"][n].tolist()[-1] == rows["rm_scores"][root].tolist()[-1]
+            if n != root:
+                found.append([rows[name][n].tolist() for name in ("prompts", "responses", "response_mask")])
+        below = [node for group in drawn.kept for root in group for node in trainable(root, recipe.rl)[1:]]
+        expected = []
+        for node in below:
+            sample, start = to_sample(node), sum(len(s.ids or ()) for s in node.prompt)
+            mask = list(learnt(node, sample, recipe.rl))
+            expected.append([list(sample.ids[:start]), list(sample.ids[start:]), mask[start:]])
+        assert sorted(found) == sorted(expected)
+        assert told["retcon/children"] == len(found) > 0
+    finally:
+        training.close()
 
 
 @pytest.mark.skipif(

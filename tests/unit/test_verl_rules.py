@@ -34,7 +34,7 @@ ROLLOUT = {"name": "vllm", "n": 16, "prompt_length": 2560, "response_length": 20
 SAMPLER = {"sync_refill_failed_groups": True, "custom_sampler": {"name": "RetconSampler"}}
 VERL: dict[str, Any] = {
     "actor_rollout_ref": {"rollout": ROLLOUT},
-    "algorithm": {"rollout_correction": {"bypass_mode": False, "rollout_is": None}},
+    "algorithm": {"adv_estimator": "grpo", "rollout_correction": {"bypass_mode": False, "rollout_is": None}},
     "trainer": {"use_v1": True, "nnodes": 2, "v1": {"sampler": SAMPLER}},
 }
 
@@ -96,6 +96,17 @@ def test_without_a_repair_the_servers_log_probs_are_those_of_every_token() -> No
 def test_a_loss_that_verl_does_not_have_is_refused(key: str) -> None:
     with pytest.raises(RecipeError, match=f"rl.{key.partition('=')[0]}"):
         check_compatible(configured(), cleaner(f"rl.{key}"))
+
+
+def test_children_are_trained_as_verl_can_train_them() -> None:
+    inherit = ("credit.kind=inherit", "credit.weights=node")
+    check_compatible(configured(), cleaner(*inherit))
+    with pytest.raises(RecipeError, match=r"credit\.kind = node: .* set credit\.kind=root or credit\.kind=inherit"):
+        check_compatible(configured(), cleaner("credit.kind=node"))
+    with pytest.raises(RecipeError, match=r"credit\.weights = tree: .*set credit\.weights=node"):
+        check_compatible(configured(), cleaner("credit.kind=inherit"))
+    with pytest.raises(RecipeError, match=r"algorithm\.adv_estimator = rloo: .*set it to grpo"):
+        check_compatible(configured("algorithm.adv_estimator", "rloo"), cleaner(*inherit))
 
 
 def test_rollouts_that_branch_are_refused() -> None:

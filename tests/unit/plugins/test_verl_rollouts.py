@@ -18,9 +18,9 @@ from retcon.chat.chat import Chat
 from retcon.chat.tokenizer import ByteTokenizer
 from retcon.config.load import load_recipe
 from retcon.core.errors import EngineError, InfrastructureFault
-from retcon.core.types import Observation, Segment, ToolCall, Trajectory, Turn
+from retcon.core.types import Observation, Parent, Segment, ToolCall, Trajectory, Turn
 from retcon.engine.types import Generation, SamplingParams
-from retcon.plugins.verl.choosing import to_output, unpack
+from retcon.plugins.verl.choosing import to_outputs, unpack
 from retcon.plugins.verl.settings import Lengths
 from retcon.plugins.verl.shared import FIRST, SIZE, VALIDATING, ServerEngine, Shared, VerlRollout
 from retcon.rollout.context import RolloutContext, RolloutLimits
@@ -146,11 +146,16 @@ ANSWER = Turn((Segment("sampled", "\\boxed{1}", (3,), (-0.5,)),))
 MADE = Trajectory("t/1/0", "t", (Segment("prompt", "?", (7, 8)),), (CALLED, ANSWER), 1.0)
 
 
-def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
+def outputs(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> list[dict[str, Any]]:
     engine = ServerEngine(Servers())
     engine.seconds, engine.preempted, engine.steps = 1.5, 2, [5, 3, 4]
     rollout = VerlRollout(made, RolloutLimits(limit, 1), engine, validating, 6)
-    return to_output(rollout, load_recipe("mini/cleaner", keys))
+    return to_outputs(rollout, load_recipe("mini/cleaner", keys))
+
+
+def output(made: Trajectory = MADE, *keys: str, validating: bool = False, limit: int = 100) -> dict[str, Any]:
+    (found,) = outputs(made, *keys, validating=validating, limit=limit)
+    return found
 
 
 def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
@@ -165,7 +170,7 @@ def test_ids_mask_and_log_probs_begin_after_the_prompt() -> None:
     assert more["group_size"] == 6
     assert more["reward_extra_info"] == {
         "acc": 1.0, "turns": 2.0, "calls": 1.0, "failed_calls": 1.0, "repairs": 0.0, "sampled_tokens": 3.0,
-        "cut_off": 0.0,
+        "cut_off": 0.0, "children": 0.0,
     }  # fmt: skip
 
 
@@ -187,6 +192,43 @@ def test_length_is_taken_off_the_reward_while_it_trains_alone() -> None:
     keys = ("rl.overlong_buffer=4",)
     assert [output(MADE, *keys, limit=n)["reward_score"] for n in (10, 8, 6)] == [1.0, 0.5, 0.0]
     assert output(MADE, *keys, limit=6, validating=True)["reward_score"] == 1.0
+
+
+def child(name: str, *turns: Turn, call: str = "0.0", **about: Any) -> Trajectory:
+    return Trajectory(name, "t", (Segment("prompt", "?", (5,)),), turns, parent=Parent("t/1/0", 0, call), **about)
+
+
+TREE = replace(
+    MADE,
+    children=(
+        child("a", ANSWER, stop="answer"),
+        child("gone", ANSWER, call="of an attempt that was taken out"),
+        child("refused", stop="infrastructure"),
+        child(
+            "b", CALLED, ANSWER, stop="answer", children=(replace(child("c", ANSWER), parent=Parent("b", 0, "0.0")),)
+        ),
+    ),
+)
+
+
+def test_children_come_before_their_rollout_with_its_reward() -> None:
+    """verl takes a session's last output for the rollout, and gives the others its advantage."""
+    *below, root = outputs(TREE, "credit.kind=inherit", "credit.weights=node")
+    assert [(one["prompt_ids"], one["response_ids"]) for one in below] == [([5], [3]), ([5], [1, 2, 9, 3]), ([5], [3])]
+    assert below[1]["response_mask"] == [1, 1, 0, 1]
+    assert {one["reward_score"] for one in (*below, root)} == {1.0}
+    assert unpack(root["extra_fields"]["trajectory"]).id == "t/1/0"
+    assert [one["extra_fields"]["trajectory"] for one in below] == [b""] * 3
+    assert {one["extra_fields"]["reward_extra_info"]["children"] for one in (*below, root)} == {5.0}
+    assert [one.keys() for one in below] == [root.keys()] * 3, "verl makes one table of them"
+
+
+def test_children_stay_out_of_what_is_masked_validated_or_trained_by_roots() -> None:
+    keys = ("credit.kind=inherit", "credit.weights=node")
+    assert len(outputs(TREE, *keys)) == 4
+    assert len(outputs(replace(TREE, stop="length"), "rl.truncated=mask", *keys)) == 1
+    assert len(outputs(TREE, *keys, validating=True)) == 1
+    assert len(outputs(TREE)) == 1
 
 
 def test_a_task_that_a_step_has_twice_is_rolled_out_by_other_draws_each_time() -> None:

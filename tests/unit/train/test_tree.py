@@ -159,5 +159,5 @@ def test_metrics_count_children_their_tokens_and_limits():
 
 
 def test_other_trainers_refuse_it():
-    with pytest.raises(RecipeError, match=r"credit\.kind = inherit: TRL trains roots alone"):
+    with pytest.raises(RecipeError, match=r"credit\.kind = inherit: TRL cannot train children so"):
         check_loss_supported(recipe("credit.kind=inherit"), "TRL")

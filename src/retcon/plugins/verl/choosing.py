@@ -18,7 +18,11 @@ from retcon.core.types import REPLACED, Segment, Trajectory, Turn, to_sample, to
 from retcon.plugins.verl.shared import VerlRollout
 from retcon.select.filters import DynamicSampling, is_informative
 from retcon.train.objective.shaping import comparable, shaped_rewards
+from retcon.train.objective.tree import trainable
 from retcon.train.update import learnt
+
+PACKED = "trajectory"
+"""Extra field of an output with its packed trajectory; a child's is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,41 +122,57 @@ def _brief(turn: Turn) -> Turn:
     return replace(turn, segments=segments, abandoned=tuple(map(_brief, turn.abandoned)))
 
 
-def to_output(rolled: VerlRollout, recipe: Recipe) -> dict[str, Any]:
-    """Return the fields of an `AgentLoopOutput`, all of the purified history.
+def to_outputs(rolled: VerlRollout, recipe: Recipe) -> list[dict[str, Any]]:
+    """Return the fields of each `AgentLoopOutput` of a rollout.
+
+    First are the children that [credit] trains, none while verl validates; the rollout is last. All are of the purified
+    history.
 
     response_mask: 1 on what the model wrote, spliced fixes among it, less what [rl] masks; 0 on observations.
     response_logprobs: where the servers were asked for them, which no repair goes with; else None, and verl computes
-    them. reward_score: the grader's, with what [rl] takes off it for length.
+    them. reward_score: the grader's, with what [rl] takes off it for length; children have their root's. metrics and
+    the packed trajectory are the rollout's, and empty for children.
     """
-    trajectory, engine = rolled.trajectory, rolled.engine
+    root, engine = rolled.trajectory, rolled.engine
+    reward = root.reward if rolled.validating else shaped_rewards([root], recipe.rl, rolled.limits)[0]
+    metrics = {
+        "generate_sequences": engine.seconds,
+        "tool_calls": root.raw_seconds,
+        "num_preempted": -1 if engine.preempted is None else engine.preempted,
+    }
+    fields = {
+        "turn_scores": [],
+        "tool_rewards": [],
+        "min_global_steps": min(engine.steps, default=None),
+        "max_global_steps": max(engine.steps, default=None),
+        "reward_extra_info": _metrics(rolled),
+        "group_size": rolled.size,
+    }
+    tree = [root] if rolled.validating else trainable(root, recipe.rl)
+    credited = recipe.credit.rewards(tree, 0.0)
+    return [
+        *(
+            _tokens(child, recipe) | {"reward_score": reward, "metrics": {}, "extra_fields": fields | {PACKED: b""}}
+            for child in tree[1:]
+            if child.id in credited
+        ),
+        _tokens(root, recipe)
+        | {"reward_score": reward, "metrics": metrics, "extra_fields": fields | {PACKED: pack(root)}},
+    ]
+
+
+def _tokens(trajectory: Trajectory, recipe: Recipe) -> dict[str, Any]:
     sample = to_sample(trajectory, scored=False)
     start = token_count(trajectory.prompt)
     known = all(p is not None for p, m in zip(sample.logprobs, sample.mask, strict=True) if m)
     logprobs = [0.0 if p is None else p for p in sample.logprobs[start:]]
     asked = any(p is not None for p in sample.logprobs)
-    reward = trajectory.reward if rolled.validating else shaped_rewards([trajectory], recipe.rl, rolled.limits)[0]
     return {
         "prompt_ids": list(sample.ids[:start]),
         "response_ids": list(sample.ids[start:]),
         "response_mask": list(learnt(trajectory, sample, recipe.rl)[start:]),
         "response_logprobs": logprobs if asked and known else None,
-        "reward_score": reward,
         "num_turns": 1 + sum(1 + bool(turn.calls) for turn in trajectory.turns),
-        "metrics": {
-            "generate_sequences": engine.seconds,
-            "tool_calls": trajectory.raw_seconds,
-            "num_preempted": -1 if engine.preempted is None else engine.preempted,
-        },
-        "extra_fields": {
-            "turn_scores": [],
-            "tool_rewards": [],
-            "min_global_steps": min(engine.steps, default=None),
-            "max_global_steps": max(engine.steps, default=None),
-            "reward_extra_info": _metrics(rolled),
-            "trajectory": pack(trajectory),
-            "group_size": rolled.size,
-        },
     }
 
 
@@ -169,4 +189,5 @@ def _metrics(rolled: VerlRollout) -> dict[str, float]:
         "repairs": float(sum(repaired)),
         "sampled_tokens": float(trajectory.sampled_tokens),
         "cut_off": float(trajectory.stop in ("length", "turns")),
+        "children": float(sum(1 for _ in trajectory.tree) - 1),
     }

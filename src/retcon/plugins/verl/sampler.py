@@ -13,12 +13,12 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from retcon.core.errors import RecipeError, SandboxUnavailable
 from retcon.core.types import Trajectory
-from retcon.plugins.verl.choosing import Step, unpack
+from retcon.plugins.verl.choosing import PACKED, Step, unpack
 from retcon.plugins.verl.settings import recipe_of
 
 log = logging.getLogger(__name__)
 Key = str
-"""`{uid}_{session}_{index}`: of a rollout in verl's queue."""
+"""`{uid}_{session}_{index}` in verl's queue; of a session the last is the rollout, the others its children."""
 
 
 class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
@@ -63,19 +63,21 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
                     f"step {global_steps}: faults, or rollouts that [rl] masks, left fewer than two rollouts of every "
                     "group: the workers' logs name the faults; see `retcon doctor`"
                 )
-            return self._batch(step, partition_id), step.metrics()
+            batch, metrics = self._batch(step, partition_id), step.metrics()
+            return batch, metrics | {"retcon/children": len(batch.keys) - metrics["retcon/kept"]}
 
     def _take(self, step: Step, partition_id: str, uids: Sequence[str]) -> None:
         """Add finished groups: what was rolled out of each, and what of it is kept."""
         new = set(uids)
-        keys = sorted((k for k in self.partitions[partition_id] if _uid(k) in new), key=_place)
+        there = sorted((k for k in self.partitions[partition_id] if _uid(k) in new), key=_place)
+        keys = list({_session(key): key for key in there}.values())
         rolled: dict[str, dict[Key, Trajectory]] = defaultdict(dict)
         sizes: dict[str, int] = {}
         if keys:
             read = transfer_queue.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["extra_fields"])
             for key, about in zip(keys, read["extra_fields"], strict=True):
                 fields = getattr(about, "data", about)
-                rolled[_uid(key)][key] = unpack(fields["trajectory"])
+                rolled[_uid(key)][key] = unpack(fields[PACKED])
                 sizes[_uid(key)] = int(fields["group_size"])
         for uid in uids:
             made = sizes.get(uid, step.made)  # faults may have taken a whole group
@@ -84,9 +86,10 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
             step.add(uid, rolled[uid], made)
 
     def _batch(self, step: Step, partition_id: str) -> Any:
-        """Metadata of the rollouts to train on; all others leave the queue."""
+        """Metadata of the rollouts to train on and their children; all others leave the queue."""
         chosen = {uid: group for uid, group in step.groups.items() if uid in step.trained()}
-        kept = {key for group in chosen.values() for key in group.kept}
+        sessions = {_session(key) for group in chosen.values() for key in group.kept}
+        kept = {key for key in self.partitions[partition_id] if _session(key) in sessions}
         left_out = [*(step.groups.keys() - chosen.keys()), *(self.partitions[partition_id].keys() - kept)]
         if left_out:
             transfer_queue.kv_clear(partition_id=partition_id, keys=left_out)
@@ -97,6 +100,10 @@ class RetconSampler(ReplayBuffer):  # type: ignore[misc]  # verl has no types
 
 def _uid(key: Key) -> str:
     return key.rsplit("_", 2)[0]
+
+
+def _session(key: Key) -> str:
+    return key.rpartition("_")[0]
 
 
 def _place(key: Key) -> tuple[str, int, int]:

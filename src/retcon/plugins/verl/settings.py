@@ -98,7 +98,18 @@ def check_compatible(config: Any, recipe: Recipe) -> None:
             )
     if purified and rollout.calculate_log_probs:
         raise RecipeError(f"{ROLLOUT}.calculate_log_probs = true: {named}; set it to false")
-    check_loss_supported(recipe, "verl")
+    check_loss_supported(recipe, "verl", credits=("root", "inherit"))
+    if recipe.credit.kind == "inherit":
+        if config.algorithm.get("adv_estimator") != "grpo":
+            raise RecipeError(
+                f"algorithm.adv_estimator = {config.algorithm.get('adv_estimator')}: only verl's grpo gives children "
+                "their root's advantage; set it to grpo, or credit.kind=root"
+            )
+        if recipe.credit.weights != "node":
+            raise RecipeError(
+                f"credit.weights = {recipe.credit.weights}: in verl's loss a child weighs as a rollout does; set "
+                "credit.weights=node, or credit.kind=root"
+            )
     for one in (recipe, with_evaluation_repair(recipe)):  # while verl trains, and while it validates
         one.task.check_rollouts(one)
     if purified and recipe.repair.probes:
