@@ -10,10 +10,14 @@ import pytest
 
 pytest.importorskip("torch", reason="rolling a model out needs the [train] extra")
 
+import torch
+from transformers import AutoModelForCausalLM
+
 from retcon.cli.eval import audit
 from retcon.config.schema import TaskSection
 from retcon.core.errors import CheckpointError, EngineError, RecipeError
-from retcon.evaluate.audit import read_audit
+from retcon.core.types import Segment, ids_of
+from retcon.evaluate.audit import ReplayCounts, read_audit
 from retcon.store import jsonl
 from retcon.tasks.kinds.numbers import NumberTasks
 from retcon.tasks.registry import CountTokens
@@ -42,6 +46,8 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     found = read_audit(out / "result.json")
     assert (len(found.calls), found.lost) == (3, 0)
     assert "| masked | " in (out / "table.md").read_text()
+    assert all(list(one.pushes) == ["RTMC", "SDPO"] for one in found.calls)
+    assert found.calls[0].pushes["SDPO"] == pytest.approx(gap(start, out / "raw.jsonl", found.calls[0]), abs=1e-4)
     for n, one in enumerate(found.calls):
         replays = list(jsonl.read(out / "replays" / f"{n:04}.jsonl"))
         assert len(replays) == 2 * (2 if one.fixed is None else 3)
@@ -60,6 +66,23 @@ def test_an_audit_leaves_a_table_and_the_replays_and_is_made_once(
     with pytest.raises(RecipeError, match=r"raise rollout\.max_tokens"):  # and the same folder serves then
         audit(str(start), [*words, "rollout.max_tokens=2"], prompts=1, calls=3, replays=2, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def gap(model: Path, raw: Path, call: ReplayCounts) -> float:
+    """How much likelier, in mean nats, the failed turn's tokens are after its tool's answer than before it."""
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    rollout = next(one for one in jsonl.read(raw) if one.id == call.id)
+    before = [*rollout.prompt, *(s for turn in rollout.turns[: call.turn] for s in turn.segments)]
+    turn = rollout.turns[call.turn]
+
+    def score(*context: Segment) -> torch.Tensor:
+        start, written = ids_of(context), ids_of(s for s in turn.segments if s.kind == "sampled")
+        with torch.no_grad():
+            logits = policy(torch.tensor([[*start, *written]])).logits[0, len(start) - 1 : -1]
+        return logits.log_softmax(-1)[torch.arange(len(written)), torch.tensor(written)]
+
+    answered = [s for s in turn.segments if s.kind != "sampled"]
+    return float((score(*before, *answered) - score(*before)).clamp(-1, 1).mean())
 
 
 def test_settings_that_cannot_work_leave_the_folder_to_those_that_do(tmp_path: Path) -> None:

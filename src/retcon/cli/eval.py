@@ -599,6 +599,14 @@ def audit(
     from retcon.store.whole import write_whole
     from retcon.train.objective.shaping import comparable, shaped_rewards
 
+    def turn_credit(
+        recipe: Recipe, groups: Sequence[Sequence[Trajectory]], turns: Sequence[tuple[str, int]]
+    ) -> Mapping[str, Sequence[float]]:
+        from retcon.train.objective.audited import rtmc_pushes, sdpo_pushes
+
+        found = {"RTMC": rtmc_pushes(groups, credit(recipe, groups), turns)}
+        return found | {"SDPO": sdpo_pushes(folder, recipe, groups, turns)}
+
     def credit(recipe: Recipe, groups: Sequence[Sequence[Trajectory]]) -> list[list[float]]:
         compared = [comparable(group, recipe.rl) for group in groups]
         found = recipe.rl.advantages_of_step(
@@ -607,7 +615,8 @@ def audit(
         known = {id(t): a for pair in zip(compared, found, strict=True) for t, a in zip(*pair, strict=True)}
         return [[known.get(id(t), 0.0) for t in group] for group in groups]
 
-    job = AuditJob(recipe, folder, out, Size(prompts, calls, replays), credit)
+    size, own = Size(prompts, calls, replays), turn_credit if recipe.engine.in_process else None
+    job = AuditJob(recipe, folder, out, size, credit, own)
     kept = f"what was replayed is kept in {out}; the same command continues"
     with interruptible(kept), show_progress(f"replaying failed calls of {checkpoint}") as tell:
         found = run_audit(job, on_progress=tell, on_place=print_place, on_ready=ready(recipe))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -54,6 +55,8 @@ from retcon.tools.types import AnyTool, OpenTool, StatefulTool, TaskTool
 Groups = Sequence[Sequence[Trajectory]]
 Credit = Callable[[Groups], list[list[float]]]
 """The advantages of the rollouts of a step's groups, all of them graded."""
+Pushes = Mapping[str, Sequence[float]]
+"""By the name of a rule: its mean advantage for the tokens of each of some failed turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,8 @@ class Count(msgspec.Struct, frozen=True):
 
 class ReplayCounts(msgspec.Struct, frozen=True):
     """A failed call with its replay counts. fixed: None without a fix. worked, failed: fresh replays by whether their
-    first call succeeded. lost: to faults. advantage, fix_advantage: see `FailedCall`."""
+    first call succeeded. lost: to faults. advantage, fix_advantage: see `FailedCall`. pushes: of rules that give the
+    failed turn an advantage of its own, by name."""
 
     id: str
     task: str
@@ -262,6 +266,7 @@ class ReplayCounts(msgspec.Struct, frozen=True):
     advantage: float
     fix_advantage: float | None
     lost: int
+    pushes: dict[str, float] = {}
 
     @property
     def of_failure(self) -> float | None:
@@ -279,8 +284,11 @@ class ReplayCounts(msgspec.Struct, frozen=True):
         return _difference(self.worked, self.failed)
 
 
-def count_replays(call: FailedCall, replays: Sequence[Trajectory]) -> ReplayCounts:
-    """Count the replays of a failed call. A fresh try without a call neither worked nor failed."""
+def count_replays(
+    call: FailedCall, replays: Sequence[Trajectory], pushes: Mapping[str, float] = MappingProxyType({})
+) -> ReplayCounts:
+    """Count the replays of a failed call. A fresh try without a call neither worked nor failed. pushes: of rules on its
+    turn."""
     graded = [t for t in replays if t.reward is not None]
     ways: dict[Way, list[Trajectory]] = {way: [t for t in graded if t.id.split("/")[-2] == way] for way in WAYS}
     first = [(t, t.turns[call.number]) for t in ways["fresh"] if len(t.turns) > call.number]
@@ -296,6 +304,7 @@ def count_replays(call: FailedCall, replays: Sequence[Trajectory]) -> ReplayCoun
         call.advantage,
         call.fix_advantage,
         len(replays) - len(graded),
+        dict(pushes),
     )
 
 
@@ -325,6 +334,14 @@ RULES = (
     Rule("contrast", SPLICED, _of_fix(lambda _: 1.0), lambda one: one.of_fix),
     Rule("local group (branch)", TRIED, lambda _: 1.0, lambda one: one.of_working),
 )
+
+
+def rules_of(replayed: Sequence[ReplayCounts]) -> list[Rule]:
+    """Return the rules to judge: `RULES`, and those with pushes of their own."""
+    names = dict.fromkeys(name for one in replayed for name in one.pushes)
+    return [Rule(name, FAILED, lambda one, n=name: one.pushes.get(n), lambda one: one.of_failure) for name in names] + [
+        *RULES
+    ]
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -444,13 +461,18 @@ class Audit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AuditJob:
-    """What to audit, and where to. credit: the advantages that a recipe gives the rollouts of groups."""
+    """What to audit, and where to.
+
+    credit: the advantages that a recipe gives the rollouts of groups. turn_credit: what rules of its own give failed
+    turns, by the graded groups and each turn's rollout and number; the same turns, in order.
+    """
 
     recipe: Recipe
     checkpoint: Path
     out: Path
     size: Size
     credit: Callable[[Recipe, Groups], list[list[float]]]
+    turn_credit: Callable[[Recipe, Groups, Sequence[tuple[str, int]]], Pushes] | None = None
 
 
 def run_audit(
@@ -549,10 +571,18 @@ async def audit(
             "another --out, roll out more problems (--prompts), or audit a model that fails more often"
         )
     calls = sample_calls(found, size.calls, seed=seed)
-    replayed = await _replay_all(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
+    files = await _replay_all(job, calls, {task.id: task for task in tasks}, context, judge or grade, on_progress)
+    pushes: Pushes = {}
+    if job.turn_credit is not None:
+        graded = [[t for t in group if t.reward is not None] for group in raw]
+        pushes = job.turn_credit(recipe, graded, [(call.id, call.number) for call in calls])
+    replayed = [
+        count_replays(call, list(jsonl.read(file)), {name: values[n] for name, values in pushes.items()})
+        for n, (call, file) in enumerate(zip(calls, files, strict=True))
+    ]
     return Audit(
         FORMAT, model, size, len(made), len(found), sum(one.lost for one in replayed),
-        chances(replayed), [verdict(rule, replayed) for rule in RULES], replayed,
+        chances(replayed), [verdict(rule, replayed) for rule in rules_of(replayed)], replayed,
     )  # fmt: skip
 
 
@@ -576,8 +606,8 @@ async def _replay_all(
     context: RolloutContext,
     grade: Grade,
     on_progress: Callable[[int, int], None] | None,
-) -> list[ReplayCounts]:
-    """Counts of the replays of each failed call; existing files are reused."""
+) -> list[Path]:
+    """Replay each failed call; return their files, of which existing ones stay."""
     (job.out / "replays").mkdir(exist_ok=True)
     files = [job.out / "replays" / f"{n:04}.jsonl" for n in range(len(calls))]
     todo = [(call, file) for call, file in zip(calls, files, strict=True) if not file.exists()]
@@ -601,7 +631,7 @@ async def _replay_all(
             done += 1
             if on_progress is not None:
                 on_progress(done, len(calls))
-    return [count_replays(call, list(jsonl.read(file))) for call, file in zip(calls, files, strict=True)]
+    return files
 
 
 def read_audit(path: Path) -> Audit:
