@@ -337,11 +337,13 @@ RULES = (
 
 
 def rules_of(replayed: Sequence[ReplayCounts]) -> list[Rule]:
-    """Return the rules to judge: `RULES`, and those with pushes of their own."""
+    """Return the rules to judge: those with pushes of their own, and `RULES`."""
     names = dict.fromkeys(name for one in replayed for name in one.pushes)
-    return [Rule(name, FAILED, lambda one, n=name: one.pushes.get(n), lambda one: one.of_failure) for name in names] + [
-        *RULES
-    ]
+    return [*(Rule(name, FAILED, partial(_push, name), lambda one: one.of_failure) for name in names), *RULES]
+
+
+def _push(name: str, one: ReplayCounts) -> float | None:
+    return one.pushes.get(name)
 
 
 class Verdict(msgspec.Struct, frozen=True):

@@ -140,7 +140,7 @@ def to_outputs(rolled: VerlRollout, recipe: Recipe) -> list[dict[str, Any]]:
         "tool_calls": root.raw_seconds,
         "num_preempted": -1 if engine.preempted is None else engine.preempted,
     }
-    fields = {
+    fields: dict[str, Any] = {
         "turn_scores": [],
         "tool_rewards": [],
         "min_global_steps": min(engine.steps, default=None),
