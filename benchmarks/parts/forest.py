@@ -12,18 +12,23 @@ COLUMNS = 3
 
 
 def draw_forest(panels: Mapping[str, Mapping[str, Interval]], title: str, file: Path) -> None:
-    """panels: of each setting, every arm's difference. A filled dot: its range leaves out 0. Three panels a row."""
+    """panels: of each setting, every arm's difference. A filled dot: its range leaves out 0. Three panels a row, which
+    has a line for each of its arms."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    arms = list(dict.fromkeys(arm for panel in panels.values() for arm in panel))
+    named = list(panels.items())
+    rows = [named[start : start + columns] for start in range(0, len(named), columns)]
+    lines = [list(dict.fromkeys(arm for _, panel in row for arm in panel)) for row in rows]
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        size = (1.2 + 3.0 * columns, 0.7 + (0.6 + 0.32 * len(arms)) * rows)
+        heights = [0.6 + 0.32 * len(arms) for arms in lines]
+        size = (1.2 + 3.0 * columns, 0.7 + sum(heights))
         figure = Figure(figsize=size, dpi=150, layout="constrained")
-        grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for axes, (name, panel) in zip(grid.flat, panels.items(), strict=False):
+        grid = figure.subplots(len(rows), columns, sharex=True, sharey="row", squeeze=False, height_ratios=heights)
+        for axes, (name, panel), arms in zip(
+            grid.flat, named, [arms for row, arms in zip(rows, lines, strict=True) for _ in row], strict=False
+        ):
             axes.set_title(name, fontsize=10)
             axes.axvline(0, color="#888888", linewidth=1)
             for arm, look in line_styles(arms).items():

@@ -3,15 +3,17 @@
 
     python benchmarks/studies/grid.py [--cells CELL ...] [--arms RECIPE ...] [--seeds 5] [--out runs/grid]
     python benchmarks/studies/grid.py --write [--cells CELL ...] [--commit COMMIT] [--out runs/grid]
+    python benchmarks/studies/grid.py --pairs NAME --cells CELL [--seeds 5] [--commit COMMIT] [--out runs/grid]
     python benchmarks/studies/grid.py --draw
     python benchmarks/studies/grid.py --calibrate [--cells CELL ...] [--arms RECIPE ...] [--out runs/grid]
 
 The first runs `retcon compare` cell by cell; the same command goes on where it was stopped. The second writes the
 figures of the finished cells: docs/results/grid.json, in which cells of earlier sessions stay unless they were made
-again, the table docs/results/grid.md, and what `make figures` puts into docs/results. The third makes the figure and
-the table of docs/results.md from these and from benchmarks/results/compared. The last trains the baseline, or the arms
-that are named, on a seed and problems that the results never use, and prints where each ends: a cell's problems and
-our arm are chosen by that.
+again, the table docs/results/grid.md, and what `make figures` puts into docs/results. The third writes the figures of
+a cell's arms as benchmarks/results/compared/NAME.json, where each arm is compared with the first one alone, so that an
+arm with few tokens does not decide at how many the others are compared. The fourth makes the figure and the table of
+docs/results.md from all these. The last trains the baseline, or the arms that are named, on a seed and problems that
+the results never use, and prints where each ends: a cell's problems and our arm are chosen by that.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from typing import Any
 
 from retcon.cli.arguments import READS, overrides_of
 from retcon.evaluate.statistics import Interval
-from retcon.report.comparison import HELD_OUT, figures, read_arm_run
+from retcon.report.comparison import HELD_OUT, ArmRun, figures, read_arm_run
 from retcon.runs.metrics import read_metrics
 
 sys.path.append(str(Path(__file__).parents[1]))  # where `parts` is
@@ -67,6 +69,17 @@ EFFECTS = {
     "masked-failures": "failures masked", "simpletir": "void turns masked", "blame": "blame (ours)",
 }  # fmt: skip
 """Arms of the figure of docs/results.md, and their labels there."""
+LATER = {"credit-frequent-loose": "frequent-loose, other rules", "known-frequent-loose": "frequent-loose, clean known"}
+"""Result files of `--pairs` in that figure, and its panels of them."""
+LABELS = EFFECTS | {
+    "agree": "SAAR, two fixes agree", "fission": "Fission", "branpo": "BranPO", "rtmc": "RTMC", "echo-003": "ECHO",
+    "sdpo-001": "SDPO",
+}  # fmt: skip
+PAIRED = {
+    "pass1_t1": "pass@1", "pass1_equal_tokens": "at equal tokens", "failed_calls_t1": "failed calls",
+    "sampled_tokens": "tokens sampled",
+}  # fmt: skip
+"""Figures that `--pairs` writes, and their heads."""
 
 
 def main() -> None:
@@ -76,6 +89,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("runs/grid"))
     parser.add_argument("--write", action="store_true", help="write what there is, and run nothing")
+    parser.add_argument("--pairs", metavar="NAME", help="write a cell's arms, each beside the first one alone")
     parser.add_argument("--draw", action="store_true", help="make the figure and the table of docs/results.md")
     parser.add_argument(
         "--calibrate", action="store_true", help="on a seed of its own, the baseline if no arms are named"
@@ -84,6 +98,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.write:
         write(options.out, options.cells, options.commit or checked_out())
+        return
+    if options.pairs:
+        for name in options.cells:
+            write_pairs(options.out / name, options.pairs, options.seeds, options.commit)
         return
     if options.draw:
         draw_effects()
@@ -142,6 +160,36 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
     print(f"{len(finished)} of {len(CELLS)} cells: {folder / 'grid.json'}, grid.md")
 
 
+def write_pairs(folder: Path, name: str, seeds: int, commit: str | None) -> None:
+    """Write each arm's figures, and its differences from the first arm when no other is looked at."""
+    settings = json.loads((folder / "comparison.json").read_text())
+    first, *others = settings["arms"]
+    runs = {arm: [read_arm_run(folder, arm, seed) for seed in range(seeds)] for arm in (first, *others)}
+    rows, differ = [], {}
+    for arm in (first, *others):
+        found = {one.name: one for one in figures({first: runs[first], arm: runs[arm]})}
+        own = {one: cell(found[one].arms[arm], FIGURES[one][1]) for one in PAIRED}
+        less = {one: found[one].differences[arm].difference for one in PAIRED if arm != first}
+        differ[arm] = {one: asdict(value) for one, value in less.items()}
+        told = [difference({"difference": differ[arm]}, one, 3) if arm != first else "" for one in list(PAIRED)[:2]]
+        values = list(own.values())
+        rows.append([LABELS.get(arm, arm), by_seed(runs[arm]), values[0], *told, *values[2:]])
+    head = ["", "pass@1 by seed", "pass@1", "less the baseline's", "at equal tokens", *list(PAIRED.values())[2:]]
+    save(
+        RESULTS / "compared" / f"{name}.json",
+        {"table": {"head": head, "rows": rows}, "differences": differ},
+        command=f"python benchmarks/studies/grid.py --pairs {name}",
+        measures=TRAINED,
+        commit=commit,
+    )
+
+
+def by_seed(runs: Sequence[ArmRun]) -> str:
+    """Return pass@1 of each run."""
+    alone = [{one.name: one for one in figures({"": [run]})}["pass1_t1"].arms[""] for run in runs]
+    return ", ".join(f"{one.mean:.3f}".removeprefix("0") for one in alone if one is not None)
+
+
 def draw_effects() -> None:
     """Draw each arm's pass@1 at equal tokens less the baseline's; save its table."""
     grid = earlier(ROOT / "docs" / "results" / "grid.json")
@@ -149,6 +197,12 @@ def draw_effects() -> None:
     for name in CELLS:
         made[name] = added_later(name) | differences(grid[name]["arms"], "pass1_equal_tokens")
         panels[name] = {label: made[name][arm] for arm, label in EFFECTS.items()}
+    for name, title in LATER.items():
+        file = RESULTS / "compared" / f"{name}.json"
+        differ = json.loads(file.read_text(encoding="utf-8"))["figures"]["differences"]
+        panels[title] = {
+            LABELS[arm]: Interval(**one["pass1_equal_tokens"]) for arm, one in differ.items() if arm in LABELS
+        }
     draw_forest(panels, "pass@1 at equal tokens, less the baseline's", ROOT / "docs" / "img" / "effects.png")
     rows = [
         [label, *(difference({"difference": {"": asdict(made[name][arm])}}, "", 3) for name in CELLS)]
