@@ -47,10 +47,10 @@ def advantages(estimator, right):
 print(f"verl {version('verl')}, torch {version('torch')}: advantages of the right and of the wrong rollout")
 found = {name: [advantages(name, outputs) for outputs in (1, 3)] for name in ("grpo", "rloo", "opo", "gpg")}
 for name, (one, three) in found.items():
-    print(f"{name}: {one}; where the right one has three outputs, {three}")
+    print(f"{name}: {one}; where the right one has three outputs: {three}")
 sys.exit(
     found != {"grpo": [(0.5, -0.5)] * 2, "rloo": [(1.0, -1.0), (0.33, -1.0)], "opo": [(0.5, -0.5), (0.25, -0.75)],
-              "gpg": [(0.5, -0.5), (0.33, -1.0)]}
+              "gpg": [(1.0, -1.0), (0.33, -1.0)]}
 )
 PY
 "$folder/venv/bin/python" "$folder/advantages.py" 2>/dev/null

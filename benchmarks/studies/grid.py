@@ -73,7 +73,7 @@ LATER = {"credit-frequent-loose": "frequent-loose, other rules", "known-frequent
 """Result files of `--pairs` in that figure, and its panels of them."""
 LABELS = EFFECTS | {
     "agree": "SAAR, two fixes agree", "fission": "Fission", "branpo": "BranPO", "rtmc": "RTMC", "echo-003": "ECHO",
-    "sdpo-001": "SDPO",
+    "sdpo-01": "SDPO",
 }  # fmt: skip
 PAIRED = {
     "pass1_t1": "pass@1", "pass1_equal_tokens": "at equal tokens", "failed_calls_t1": "failed calls",
