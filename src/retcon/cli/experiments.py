@@ -157,7 +157,7 @@ def compare(
     need_matplotlib()
     options = CompareOptions(out, seeds, match, start, cold, faults)
     plan = make_plan(options, read_arms(words, arms_in(out), cold, vary), [word for word in words if "=" in word])
-    plan.open()
+    plan.open(ours=("cold_start",))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):
         seconds = plan.run(at_once=jobs or usable_cores(), console=plain_console(stderr=True, soft_wrap=False))
