@@ -51,7 +51,9 @@ COLD_START_SECTIONS = ("model", "task", "demos", "sft")
 """Sections that arms with one cold start must have in common."""
 UNTRAINED = ("base", "base-deep", "scratch")
 """Values of model.path that know no tools: such a model needs a cold start."""
-RESERVED = ("cold_start", "logs", "cold start")
+COLD_STARTS = "cold_start"
+"""Folder of cold starts, where demonstrations-SEED.jsonl may be before a comparison begins."""
+RESERVED = (COLD_STARTS, "logs", "cold start")
 """Names in a comparison's folder, or of its jobs, that no arm can have."""
 NAMED_KEYS = 4
 """Keys that a message names at most."""
@@ -318,7 +320,7 @@ def make_plan(options: CompareOptions, arms: Sequence[Arm], overrides: Sequence[
         for start, (model, cold) in origins.items():
             starts[start] = model, ()
             if cold is not None:
-                home, changes = out / "cold_start" / start, (*cold.overrides, f"run.seed={seed}")
+                home, changes = out / COLD_STARTS / start, (*cold.overrides, f"run.seed={seed}")
                 name = f"cold start{f' of {start}' * bool(start)}, seed {seed}"
                 demos = home / f"demonstrations-{seed}.jsonl"
                 made = cold_start(out, home / f"seed-{seed}", cold.recipe, changes, name=name, demos=demos)

@@ -151,13 +151,13 @@ def compare(
     """Train recipes from one cold start and compare them fairly. Repeat the command to continue."""
     need_training()
     sort_recipes(words, cold, vary)  # before what is slow to import
-    from retcon.cli.compare import CompareOptions, arms_in, make_plan, print_comparison, read_arms
+    from retcon.cli.compare import COLD_STARTS, CompareOptions, arms_in, make_plan, print_comparison, read_arms
     from retcon.report.plots import need_matplotlib
 
     need_matplotlib()
     options = CompareOptions(out, seeds, match, start, cold, faults)
     plan = make_plan(options, read_arms(words, arms_in(out), cold, vary), [word for word in words if "=" in word])
-    plan.open(ours=("cold_start",))
+    plan.open(ours=(COLD_STARTS,))
     command = command_line("retcon", *sys.argv[1:])
     with interruptible(f"what is done is kept in {out}; continue with: {command}"):
         seconds = plan.run(at_once=jobs or usable_cores(), console=plain_console(stderr=True, soft_wrap=False))

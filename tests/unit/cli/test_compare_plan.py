@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from retcon.cli.compare import (
+    COLD_STARTS,
     MOST,
     CompareOptions,
     Comparison,
@@ -327,3 +328,11 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, *THREE).open()
     with pytest.raises(CheckpointError, match="is a file"):
         planned(tmp_path / "notes.txt", *THREE).open()
+
+
+def test_demonstrations_may_be_there_before_the_comparison(tmp_path: Path) -> None:
+    (tmp_path / "cold_start").mkdir()
+    (tmp_path / "cold_start" / "demonstrations-0.jsonl").touch()
+    planned(tmp_path, *THREE).open(ours=(COLD_STARTS,))
+    with pytest.raises(CheckpointError, match="holds no comparison"):
+        planned(tmp_path, *THREE).open()
