@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def clean_before(trajectory: Trajectory, step: int, tokenizer: HubTokenizer) -> Trajectory:
-    """Take out the failed calls before a step, counted from 0, and mask the turns before it."""
+    """Take out the failed calls before a step; mask the turns there.
+
+    step: from 0. Returns the trajectory as it is where it does not reach the step.
+    """
     done, turns = 0, list[Turn]()
     for turn in trajectory.turns:
         if done >= step:
@@ -61,7 +64,7 @@ def clean_before(trajectory: Trajectory, step: int, tokenizer: HubTokenizer) -> 
 
 
 def unlearnt(segment: Segment, tokenizer: HubTokenizer) -> Segment:
-    """Return what the teacher wrote as a text that is given, without the word that it was a second try."""
+    """Return a segment as given text, without `AGAIN`."""
     if segment.kind != "sampled":
         return segment
     text = segment.text.removeprefix(AGAIN)

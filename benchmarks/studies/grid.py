@@ -161,7 +161,7 @@ def write(out: Path, names: Sequence[str], commit: str) -> None:
 
 
 def write_pairs(folder: Path, name: str, seeds: int, commit: str | None) -> None:
-    """Write each arm's figures, and its differences from the first arm when no other is looked at."""
+    """Write each arm's figures and differences from the first arm alone."""
     settings = json.loads((folder / "comparison.json").read_text())
     first, *others = settings["arms"]
     runs = {arm: [read_arm_run(folder, arm, seed) for seed in range(seeds)] for arm in (first, *others)}
@@ -171,9 +171,9 @@ def write_pairs(folder: Path, name: str, seeds: int, commit: str | None) -> None
         own = {one: cell(found[one].arms[arm], FIGURES[one][1]) for one in PAIRED}
         less = {one: found[one].differences[arm].difference for one in PAIRED if arm != first}
         differ[arm] = {one: asdict(value) for one, value in less.items()}
-        told = [difference({"difference": differ[arm]}, one, 3) if arm != first else "" for one in list(PAIRED)[:2]]
+        apart = [difference({"difference": differ[arm]}, one, 3) if arm != first else "" for one in list(PAIRED)[:2]]
         values = list(own.values())
-        rows.append([LABELS.get(arm, arm), by_seed(runs[arm]), values[0], *told, *values[2:]])
+        rows.append([LABELS.get(arm, arm), by_seed(runs[arm]), values[0], *apart, *values[2:]])
     head = ["", "pass@1 by seed", "pass@1", "less the baseline's", "at equal tokens", *list(PAIRED.values())[2:]]
     save(
         RESULTS / "compared" / f"{name}.json",

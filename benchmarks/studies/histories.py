@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure how often a comparison's arms compute a step right, by what is before it.
+"""Measure how often steps are right, by the history before them.
 
     python benchmarks/studies/histories.py runs/grid-credit/frequent-loose [--arms dapo-baseline saar …] [--steps 5 8]
 
@@ -54,13 +54,13 @@ def main() -> None:
 
 
 def values_by_task(seed: int) -> Mapping[str, list[int]]:
-    """Return the value of each step of the problems that a seed trains on."""
+    """Return the values of each problem that a seed trains on."""
     drawn = islice(problems(derive("prompts", seed), "train", LENGTH), PROBLEMS)
     return {problem.task().id: [step.value for step in problem.steps] for problem in drawn}
 
 
 def steps_of(one: Trajectory, truth: list[int]) -> Iterator[tuple[tuple[int, str], bool]]:
-    """Yield each step with its history, and whether its value is right, up to the first wrong one."""
+    """Yield each step's history and rightness, to the first wrong one."""
     number, failed, fixed = 0, False, False
     for turn in one.turns:
         if turn.failures:

@@ -30,9 +30,9 @@ def rtmc_pushes(groups: Groups, advantages: Sequence[Sequence[float]], turns: Tu
 
 
 def sdpo_pushes(model: Path, recipe: Recipe, groups: Groups, turns: Turns) -> list[float]:
-    """Return the mean advantage of each turn's tokens by `with_hindsight`, 0 for a last turn.
+    """Return the mean advantage of each turn's tokens by `with_hindsight`.
 
-    Teacher and log-probs are those of T = 1. Raises as `start_model` does.
+    It is 0 for a last turn. Teacher and log-probs are those of T = 1. Raises as `start_model` does.
     """
     rollouts = {rollout.id: rollout for group in groups for rollout in group}
     chosen = [rollouts[id] for id, _ in turns]
