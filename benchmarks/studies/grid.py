@@ -177,11 +177,21 @@ def write_pairs(folder: Path, name: str, seeds: int, commit: str | None) -> None
     head = ["", "pass@1 by seed", "pass@1", "less the baseline's", "at equal tokens", *list(PAIRED.values())[2:]]
     save(
         RESULTS / "compared" / f"{name}.json",
-        {"table": {"head": head, "rows": rows}, "differences": differ},
+        {"table": {"head": head, "rows": rows}, "differences": differ, "right of 8": outcomes(folder, runs)},
         command=f"python benchmarks/studies/grid.py --pairs {name}",
         measures=TRAINED,
         commit=commit,
     )
+
+
+def outcomes(folder: Path, runs: Mapping[str, Sequence[ArmRun]]) -> dict[str, list[str]]:
+    """Return each problem's right rollouts at T = 1, a digit each."""
+    found: dict[str, list[str]] = {}
+    for arm, own in runs.items():
+        files = [folder / arm / f"seed-{seed}" / "eval" / "result.json" for seed in range(len(own))]
+        problems = [json.loads(file.read_text())["settings"]["t1"]["problems"] for file in files]
+        found[arm] = ["".join(str(one["passed"]) for one in sorted(p, key=lambda one: one["task"])) for p in problems]
+    return found
 
 
 def by_seed(runs: Sequence[ArmRun]) -> str:
